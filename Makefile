@@ -252,7 +252,7 @@ fmt: .venv/installed ## Format Rust, C and C++
 ## Checks before a merge
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-python test-examples test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-python test-documented test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting, clippy, links of the documentation
@@ -279,9 +279,10 @@ test-python: build build-lab python-extension .venv/nixl-installed .venv/l2-inst
 	$(STEP) 'pytest, Python package' env PYTHONPATH=$(wildcard .venv/s3) .venv/bin/python -m pytest -q -rs python/tests/test_native_*.py \
 		tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
 
-.PHONY: test-examples
-test-examples: build build-plugin python-extension .venv/nixl-installed ## The programs under examples/, but those of vLLM
+.PHONY: test-documented
+test-documented: serve-ready python-extension .venv/nixl-installed ## The commands of the documents as they stand, where this machine can run them, and the examples but those of vLLM
 	$(STEP) 'pytest, examples' .venv/bin/python -m pytest -q tests/examples
+	$(STEP) 'pytest, documents' .venv/bin/python -m pytest -q tests/documented
 
 .PHONY: test-nixl
 test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes; peers killed and stopped at random points, ROUNDS times

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks in the order of a stream: published when a step has been waited for, and behind its stream. Used by gpu.py.
+"""Blocks in the order of a stream: published when a step has been waited for, or after it in its stream. Used by gpu.py.
 
 A step computes the pages of its blocks layer by layer: memory of the GPU is set again and again, the page last.
 `step_publish_waited_over_queued` is the time of a step with its publish that waits for the step first, by that with `queue_publish`; above
-1 the latter is faster. `step_pull_waited_over_queued` is the same for a pull and a step behind it.
+1 the latter is faster. `step_pull_waited_over_queued` is the same for a pull and a step after it.
 `queue_call_share` is the part of a step with its publish that the call takes of the caller's time.
 """
 

@@ -63,7 +63,7 @@ class Side:
 
     def __init__(self, spec, device, options):
         import torch
-        from kvbm_cxl.vllm_integration import pool_access, worker
+        from kvbm_cxl.vllm_integration import attachment, pool_access, saver, worker
         from kvbm_cxl.vllm_integration.config import ConnectorConfig
         from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 
@@ -71,11 +71,11 @@ class Side:
         names = [f"layers.{layer}" for layer in range(LAYERS)]
         group = SimpleNamespace(layer_names=names, kv_cache_spec=SimpleNamespace(num_kv_heads=HEADS))
         cache = SimpleNamespace(kv_cache_groups=[group], num_blocks=BLOCKS, kv_tp_replicas=1)
-        worker.namespace_fields = lambda *_: {0: [{"model": "worker", **fields}]}
-        worker.shape_of = lambda *_: Shape((Group(0, tuple(names), TOKENS, Kind.FULL),), TOKENS, TOKENS)
-        worker.WorkerSide._ranks = lambda _: (1, 0)
+        attachment.namespace_fields = lambda *_: {0: [{"model": "worker", **fields}]}
+        attachment.shape_of = lambda *_: Shape((Group(0, tuple(names), TOKENS, Kind.FULL),), TOKENS, TOKENS)
+        attachment.Attacher._ranks = lambda _: (1, 0)
         # A loaded machine may take long for a lock, and every block has to be there.
-        worker.LEAST_PATIENCE = 60.0
+        saver.LEAST_PATIENCE = 60.0
         config = ConnectorConfig.read({"pool": spec, "publish_behind": False, "audit": False, **options})
         self.access = pool_access.acquire(config)
         self.side = worker.WorkerSide(None, cache, config, self.access)
@@ -101,7 +101,7 @@ class Side:
                 values[0] @ values[0]
             self.memory[layer, block_ids] = values[1][layer]
         self.side.save(step)
-        self.side.ended(set())
+        self.side.take_finished(set())
 
     def load(self, keys, block_ids):
         """Loads blocks; those that failed."""
@@ -112,15 +112,15 @@ class Side:
             self.side.before_overwrite(step)
             self.side.start_loads(step)
             self.side.save(step)
-            loaded = self.side.ended(set())[1]
+            loaded = self.side.take_finished(set())[1]
             if time.monotonic() > deadline:
                 raise SystemExit("a load did not end")
             step = self.orders(idle=True)
-        return self.side.take_failed_blocks()
+        return self.side.loader.take_failed_blocks()
 
     def evict(self, keys):
         """Makes room for the next round. What other processes of the pool still use stays."""
-        namespace = self.side._attached.namespace
+        namespace = self.side.attachment.own[0].namespaces[0]
         self.access.call(lambda cache: cache.evict_all(namespace, keys))
 
     def close(self):

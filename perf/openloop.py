@@ -78,7 +78,7 @@ class Asked:
         """What `work` gives, and what each worker counted of its requests. Raises GraphError, Wrong."""
         before, counted = self.seen(), counters.read(self.graph)
         given = work()
-        counters.settled(self.graph, counted, requests)
+        counters.wait_settled(self.graph, counted, requests)
         return given, {name: seen - before[name] for name, seen in self.seen().items()}
 
 

@@ -73,7 +73,7 @@ def serve(router: str, connector: str, prompts: list[list[int]], at_once: int, s
         before = counters.read(graph)
         with ThreadPoolExecutor(at_once) as pool:
             answers = list(pool.map(lambda prompt: graph.ask(prompt, MAX_TOKENS), prompts))
-        after = counters.settled(graph, before, len(prompts))
+        after = counters.wait_settled(graph, before, len(prompts))
         spent = [after[name] - before.get(name, Counts()) for name in graph.workers if name.startswith("prefill")]
         graph.check()
     tokens = sum(spent, Counts()).tokens

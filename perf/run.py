@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PERF = ROOT / "perf"
 HEADING = """# Latest figures
 
-The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md). Compare ratios of
-one machine only. The record has all ratios and the output.
+The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md).
+Compare ratios of one machine only. The record has all ratios and the output.
 
 | benchmark | machine | main ratios | recorded | commit |
 |---|---|---|---|---|

@@ -147,7 +147,7 @@ class Measured:
 
 
 def _spent(graph: Graph, before: dict[str, Counts], requests: int) -> dict[str, Counts]:
-    after = counters.settled(graph, before, requests)
+    after = counters.wait_settled(graph, before, requests)
     return {name: count - before.get(name, Counts()) for name, count in after.items()}
 
 

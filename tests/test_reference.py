@@ -38,7 +38,10 @@ def rows(table):
 
 def test_the_tables_are_not_empty():
     assert len(rows(reference.pool_variables())) >= 10 and "`CXL_POOL`" in reference.pool_variables()
-    assert len(rows(reference.connector_options())) >= 15 and "| `checksums` | `true` |" in reference.connector_options()
+    connector = reference.PAGES["docs/reference/configuration.md"]["connector"]()
+    consumers = reference.PAGES["docs/reference/configuration.md"]["consumers"]()
+    assert len(rows(connector)) >= 15 and "| `audit` | `true` |" in connector
+    assert len(rows(consumers)) == 3 and "| `checksums` | `true` |" in consumers and "`checksums`" not in connector
     assert len(rows(reference.member_options())) >= 10 and "| `--cacert` | `ETCD_CACERT` | - |" in reference.member_options()
     numbers = rows(reference.rack_numbers())
     assert len(numbers) == reference.read("kvbm_cxl/ctl/src/planner/keys.rs").count('";\n') >= 20

@@ -13,6 +13,11 @@ HOME = "/ho" "me/user/pool"
 
 # (check, path, text, lines at which it must complain)
 CASES = [
+    (tidy.functions_are_verbs, "python/kvbm_cxl/x.py", "class A:\n    def _asked(self): ...\n\n\nasync def told(): ...\n", [2, 5]),
+    (tidy.functions_are_verbs, "deploy/x/held.py", "def run(): ...\n", [1]),
+    (tidy.functions_are_verbs, "python/kvbm_cxl/x.py", "class A:\n    @property\n    def pinned(self): ...\n    def feed(self): ...\n", []),
+    (tidy.functions_are_verbs, "python/kvbm_cxl/x.py", "def is_held(): ...\ndef read(): ...\nasked = told = None\n", []),
+    (tidy.functions_are_verbs, "tests/x.py", "def asked(): ...\n", []),
     (tidy.no_links, "deploy/helm/files", "../../files", [1]),
     (tidy.no_links, "deploy/helm/files.md", "../../files\nare elsewhere\n", []),
     (tidy.no_links, "deploy/helm/files.md", "../files are elsewhere", []),

@@ -343,7 +343,38 @@ def stale_exceptions(paths):
     return [entry for entry in listed if not any(path == entry or (entry.endswith("/") and path.startswith(entry)) for path in paths)]
 
 
+PARTICIPLE_ROOTS = ("python/kvbm_cxl/", "deploy/")
+_BASE_FORMS = ("embed", "feed", "need", "seed", "speed")
+_IRREGULAR = frozenset(
+    ("begun", "bound", "built", "chosen", "done", "drawn", "found", "given", "gone", "held", "kept", "known", "left", "lent", "lost")
+    + ("made", "met", "said", "seen", "sent", "shown", "sought", "spent", "taken", "told", "written")
+)
+
+
+def _is_participle(name):
+    name = name.strip("_")
+    return name in _IRREGULAR or ("_" not in name and name.endswith("ed") and not name.endswith(_BASE_FORMS))
+
+
+def functions_are_verbs(path, text):
+    """Functions and files are named by verbs and nouns of the field (`record_request`), not by a bare participle (`asked`). A property may
+    be one."""
+    if not path.endswith(".py") or not path.startswith(PARTICIPLE_ROOTS) or is_test_code(path):
+        return
+    if _is_participle(Path(path).stem):
+        yield 1, f"{Path(path).name}: a bare participle"
+    for node in sorted(_python_defs(text), key=lambda node: node.lineno):
+        is_property = any("property" in ast.unparse(mark) for mark in node.decorator_list)
+        if _is_participle(node.name) and not is_property:
+            yield node.lineno, f"{node.name}: a bare participle, say what it does"
+
+
+def _python_defs(text):
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
 FILE_CHECKS = [
+    functions_are_verbs,
     spdx,
     line_length,
     no_panics,

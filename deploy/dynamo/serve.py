@@ -63,7 +63,7 @@ def _serve(graph: Graph) -> int:
     status = _round(graph, reference, asked)
     if graph.options.once:
         return status
-    _say(f"\nThe graph goes on until Ctrl-C. Logs: {graph.logs}. Try:\n\n{_curl(graph)}\n")
+    _say(f"\nThe graph runs until Ctrl-C. Logs: {graph.logs}. Try:\n\n{_curl(graph)}\n")
     while True:
         graph.check()
         time.sleep(1)

@@ -5,7 +5,7 @@ ARG DYNAMO_VERSION=1.6.1
 FROM nvcr.io/nvidia/ai-dynamo/vllm-runtime:${DYNAMO_VERSION}
 USER root
 COPY *.whl image.lock /tmp/kvbm-cxl/
-# The wheel is of this checkout, what it needs is pinned by hash; the image has uv or pip. One layer, and nothing of it stays but what is installed.
+# The wheel is of this checkout, what it needs is pinned by hash; the image has uv or pip. One layer: only installed files remain.
 RUN set -eu; \
     install() { if command -v uv >/dev/null; then uv pip install --no-cache --no-deps "$@"; else python3 -m pip install --no-cache-dir --no-deps "$@"; fi; }; \
     install --require-hashes -r /tmp/kvbm-cxl/image.lock; \

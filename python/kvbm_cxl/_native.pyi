@@ -62,10 +62,10 @@ def format_pool(spec: str, *, cells: str = "1M:75%", coherence: Coherence = "sof
     made), or a part of each, "/dev/dax0.0,offset=64G,size=64G", or with the metadata on another device, "/dev/dax0.0,metadata=/dev/dax1.0".
     cells: sizes of cache cells, each with its share of the pool: "64K:20%,1M:55%", "192K:1G"; a block takes a cell of the smallest
     size that holds it; "none" for a pool without a cache. coherence: "hardware" only where all hosts are cache-coherent to one another.
-    force: overwrite what is on the devices, unless hosts use the pool there. evict_hosts: also then, once each of them has stopped.
+    force: overwrite data on the devices, unless hosts use the pool there. evict_hosts: also then, once each of them has stopped.
 
     Raises NotAPoolError (the devices hold something, or cannot be used), SlotInUseError (hosts use the pool; kind "hosts_unseen": a device of
-    a pool there is not found, so that its hosts cannot be seen), TimeoutError_ (evicted hosts go on), ExistsError (kind "overlap": another
+    a pool there is not found, so that its hosts cannot be seen), TimeoutError_ (evicted hosts do not stop), ExistsError (kind "overlap": another
     pool lies on the part, which no option allows), InvalidError (kinds "unaligned", "behind_end", "too_long" of a part that cannot be).
     """
 
@@ -176,7 +176,7 @@ class ColdBlock:
     @property
     def len_bytes(self) -> int: ...
     def copy(self, into: Memory) -> PullResult:
-        """Copies the block, and verifies it. It is neither pinned nor used by that; one that has gone meanwhile, or came anew, is a miss.
+        """Copies the block, and verifies it. This neither pins nor uses it; a block that was evicted or published again is a miss.
         Raises InvalidError where into is shorter than the block, ClosedError."""
 
 class PullResult:
@@ -234,7 +234,7 @@ class Pins:
     def __exit__(self, *exception: object) -> None: ...
 
 class Reservations:
-    """Blocks that are on their way into the pool. What is neither published nor released is given up when this is dropped, or the cache is
+    """Blocks reserved in the pool. Those neither published nor released are abandoned when this is dropped, or the cache is
     closed."""
 
     @property
@@ -249,14 +249,14 @@ class Reservations:
         of a block that was released, or published by an earlier call."""
 
     def release(self) -> None:
-        """Gives up what was not published."""
+        """Abandons unpublished blocks."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
 
 class Queued:
-    """Blocks of a GPU that go on beside their caller: what queue_publish and queue_pull return. Dropped, it lets them go on: what is published
-    is committed all the same. Until the end the cache keeps the layout, and so what its `owner` or its tensors are."""
+    """Copies of GPU blocks that run while the caller continues; returned by queue_publish and queue_pull. If it is dropped, they still run,
+    and publishes are committed. Until the end the cache keeps the layout, and so its `owner` or its tensors."""
 
     def done(self) -> bool:
         """Whether all of it has ended, well or not. Does not wait."""
@@ -268,7 +268,7 @@ class Queued:
         ended, too: done() tells."""
 
     def hold(self, stream: _GpuStream | int) -> None:
-        """Has a stream come after the copies: work that it is given from here on may write the memory of a publish anew."""
+        """Makes a stream wait for the copies: its later work may overwrite the memory of a publish."""
 
 class Event:
     """What happened to a block of this process.
@@ -301,8 +301,8 @@ class Events(Iterator[Event]):
     """A listener. Iterating waits for events until the cache is closed."""
 
     def poll(self, timeout_ms: int = 0) -> list[Event]:
-        """What has happened since; waits up to timeout_ms for the first event. Raises ClosedError once the cache is closed and everything
-        before was told."""
+        """Events since the last call; waits up to timeout_ms for the first one. Raises ClosedError once the cache is closed and all
+        earlier events were returned."""
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> Event: ...
@@ -326,7 +326,7 @@ class Watch:
     """A memory of which blocks of a namespace were there, of all hosts. It keeps nothing in the pool, nor the cache open."""
 
     def look(self) -> Changes:
-        """What has changed since the last look; at the first one everything is new. What came and went in between is not told.
+        """Changes since the last look; at the first one everything is new. Blocks that came and went in between are left out.
 
         Reads a line for each cell in use of the sizes that are watched, and looks up every block in every companion. Raises ClosedError.
         """
@@ -423,8 +423,8 @@ class Cache:
         Blocks are reserved, copied and committed in batches of 64, so that misses, fences and flushes overlap and the first are there for
         others before the last are copied. After an error blocks of earlier batches are there, those of its own batch are not.
 
-        Blocks of a GPU are copied by the GPU on a stream of ours, behind what the stream `after` was given, or what the event `after` was
-        recorded behind, and the call returns when that has ended; None = the caller has seen the end of whatever wrote them. Raises
+        The GPU copies its blocks on a stream of ours, after the work that stream `after` has, or that event `after` marks, and the call
+        returns when the copies have ended; None = the caller has seen the end of the work that wrote them. Raises
         NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after 10 s.
         """
 
@@ -480,11 +480,11 @@ class Cache:
         stream: _GpuStream | int,
         wait_ms: int | None = None,
     ) -> Queued:
-        """As pull_blocks for blocks of a GPU, and returns when the GPU has been given the copies. They come after what `stream` was given
-        before, and what it is given from here on comes after them: kernels that use the blocks may be launched at once.
+        """As pull_blocks for blocks of a GPU, and returns when the GPU has the copies. They run after the earlier work of `stream`, and its
+        later work runs after them: kernels that use the blocks may be launched at once.
 
-        Whether a block is right is known behind the copies: until wait() has said None for it, such kernels may have read anything, and
-        nothing of their results counts (no token is sampled, no block published). Bound, waits and errors are those of queue_publish.
+        Blocks are verified after the copies: until wait() has returned None for a block, such kernels may have read anything. Use none of
+        their results before (sample no token, publish no block). Bound, waits and errors are those of queue_publish.
         """
 
     def open_gpu(self, device: int) -> GpuReach:
@@ -541,8 +541,8 @@ class Cache:
 class PoolMemory(Buffer):
     """Memory of the pool, mapped in this process, writable: torch.frombuffer(memory, dtype=...), numpy.frombuffer(memory), memoryview().
 
-    What is stored in it reaches other hosts by flush(), and what they stored is read after a flush() here. Unnamed memory is given back
-    with the object; what has a name stays until free(). The host stays joined as long as the program has memory of it.
+    Stores reach other hosts by flush(); call flush() before reading their stores. Unnamed memory is freed
+    with the object; named memory stays until free(). The host stays joined as long as the program has memory of it.
     """
 
     @property
@@ -557,7 +557,7 @@ class PoolMemory(Buffer):
     def name(self) -> str | None: ...
     def __len__(self) -> int: ...
     def flush(self, offset: int = 0, len_bytes: int | None = None) -> None:
-        """Writes what this host's caches hold of it back, and drops it there, so that what is read next comes from the memory."""
+        """Writes this host's cached lines of it back and drops them, so that the next read comes from memory."""
 
     def free(self) -> None:
         """Gives it back, and its name. The program must have dropped all views and tensors of it: InvalidError where that can be seen.
@@ -659,7 +659,7 @@ class Pool:
     def allocate(self, len_bytes: int, *, name: str | None = None, kept: bool | None = None) -> PoolMemory:
         """Allocates memory of the pool; its content is undefined. name (at most 24 bytes): under which every host finds it. kept: it outlives
         this process, until it is given back; memory with a name always does, other memory only if the program hands its offset on (None, the
-        default: no). What is registered with NIXL is kept from then on. Raises FullError, ExistsError, InvalidError."""
+        default: no). Memory registered with NIXL is kept from then on. Raises FullError, ExistsError, InvalidError."""
 
     def find(self, name: str) -> PoolMemory:
         """The memory that a name stands for. Raises NotFoundError."""

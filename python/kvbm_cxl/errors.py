@@ -78,7 +78,7 @@ class NotAPoolError(CxlError):
 
 
 class ReplacedError(CxlError):
-    """The pool was formatted anew under this handle: close it and open it again."""
+    """The pool was formatted again under this handle: close it and open it again."""
 
     kind = "replaced"
 

@@ -19,7 +19,7 @@ pub const STORED: &str = "stored";
 /// Reserves cells for blocks; one answer for each, as its word in Python, and the cells with the places of their blocks.
 ///
 /// # Errors
-/// Those of the library; what was reserved before is given up.
+/// Those of the library; earlier reservations are dropped.
 pub fn reserve(
     cache: &Cache,
     namespace: Namespace,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory that an object exports by the buffer protocol. An exporter that names no strides, as ctypes, has its items one behind the other.
+//! Memory that an object exports by the buffer protocol. An exporter that names no strides, as ctypes, has contiguous items.
 
 use crate::failure::invalid;
 use pyo3::ffi;
@@ -50,7 +50,7 @@ impl Export {
         self.0.readonly != 0
     }
 
-    /// Whether its items lie one behind the other, in order.
+    /// Whether its items are contiguous, in order.
     pub fn is_contiguous(&self) -> bool {
         // SAFETY: a view that was filled.
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, b'C' as _) != 0 }

@@ -36,7 +36,7 @@ pub struct OpenCache {
     pins: Mutex<Vec<Weak<PinSet>>>,
     /// What it has reserved.
     reservations: Mutex<Vec<Weak<ReservedSet>>>,
-    /// What goes on beside its caller, and the layouts of its memory.
+    /// Copies that run while their callers continue, and the layouts of their memory.
     queued: Mutex<Vec<Kept>>,
     /// Addresses of the pool in this process.
     pub pool: Range<usize>,
@@ -89,7 +89,7 @@ impl OpenCache {
         reservations.push(Arc::downgrade(set));
     }
 
-    /// Keeps what was queued until it has ended, and lets go of what has.
+    /// Keeps queued copies until they end, and drops those that have.
     pub fn remember_queued(&self, kept: Kept) {
         let mut queued = held(&self.queued);
         let ended: Vec<Kept> = queued.extract_if(.., |kept| kept.has_ended()).collect();

@@ -115,7 +115,7 @@ impl Events {
 impl Events {
     #[pyo3(signature = (timeout_ms=0))]
     fn poll(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<Vec<Event>> {
-        // A time too far away to be told is waited for without end.
+        // A time too far away to express is waited for without end.
         let deadline = Instant::now().checked_add(Duration::from_millis(timeout_ms));
         let Some(first) = self.next_before(py, deadline)? else { return Ok(Vec::new()) };
         let mut events = vec![Event::from(first)];
@@ -130,7 +130,7 @@ impl Events {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Event>> {
         match self.next_before(py, None) {
             Ok(received) => Ok(received.map(Event::from)),
-            // Everything was told: the end of the iteration.
+            // All events were returned: the end of the iteration.
             Err(error) if error.get_type(py).name()?.to_cow()? == "ClosedError" => Ok(None),
             Err(error) => Err(error),
         }

@@ -42,7 +42,7 @@ impl Failure {
         Failure::Own("InvalidError", "invalid", message.into())
     }
 
-    /// One that others are told as well.
+    /// An error that others get as well.
     pub fn of(error: &Error) -> Self {
         let (class, kind) = names(error);
         Failure::Own(class, kind, error.to_string())

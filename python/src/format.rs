@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making pools, and what is known of one without joining it.
+//! Making pools, and reading one without joining it.
 
 use crate::failure::{Failure, Outcome, invalid};
 use cxl_pool::device::{PoolSpec, parse_size};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is open until it is closed, dropped, or the process is a fork of the one that opened it.
+//! A handle that is open until it is closed or dropped, or the process is a fork of the one that opened it.
 //!
 //! A call takes hold of what it works with; closing only takes it away from later calls. The end itself is the drop of the last hold, on
 //! whichever thread that is, and the caller that closes waits for it. So calls that are under way come to their end, and objects may be
@@ -90,7 +90,7 @@ impl<T> Drop for Native<T> {
     }
 }
 
-/// Drops what may have to wait for the pool without the interpreter's lock, so that other threads go on.
+/// Drops what may have to wait for the pool without the interpreter's lock, so that other threads can run.
 pub fn drop_detached<T: Send>(value: T) {
     let mut value = Some(value);
     // Not attached when the interpreter ends: then no other thread waits.

@@ -98,7 +98,7 @@ impl BlockLayout {
         self.gpu
     }
 
-    /// Where the blocks lie, for copies that come after what was given to a stream, or to one before an event: objects as torch has them.
+    /// Where the blocks lie, for copies that run after the work of a stream, or after an event: objects as torch has them.
     ///
     /// # Errors
     /// `InvalidError` for what is neither, and for blocks in the host's memory, whose use the caller has to have ended.
@@ -173,17 +173,17 @@ fn check_apart(parts: &[Part], block_count: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// What copies come after: what was given to a stream, or to one before an event; objects as torch has them.
+/// The work that copies follow: that of a stream, or up to an event; objects as torch has them.
 ///
 /// # Errors
 /// `InvalidError` for what is neither, and for an event that was never recorded.
-pub fn after_of(object: &Bound<'_, PyAny>) -> PyResult<After> {
+fn after_of(object: &Bound<'_, PyAny>) -> PyResult<After> {
     if object.hasattr("cuda_stream")? {
         return Ok(After::Stream(object.getattr("cuda_stream")?.extract()?));
     }
     if object.hasattr("cuda_event")? {
         return match object.getattr("cuda_event")?.extract::<Option<u64>>()? {
-            None | Some(0) => Err(invalid("the event was never recorded: record it behind what the copy comes after")),
+            None | Some(0) => Err(invalid("the event was never recorded: record it after the work that the copy must follow")),
             Some(event) => Ok(After::Event(event)),
         };
     }

@@ -40,7 +40,6 @@ mod _native {
     #[pymodule_export]
     use crate::format::{format_pool, pool_info};
     #[pymodule_export]
-    #[pymodule_export]
     use crate::layout::BlockLayout;
     #[pymodule_export]
     use crate::memory::PoolMemory;

@@ -9,7 +9,7 @@ use pyo3::types::{PyList, PyTuple};
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// What is done with the memory.
+/// The use of the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// It is read.
@@ -150,7 +150,7 @@ pub fn range_of(address: usize, len_bytes: usize) -> PyResult<LocalRange> {
     }
 }
 
-/// What has an address and a length as torch's tensors do. Torch itself is never loaded.
+/// An object with an address and a length, as torch's tensors. Torch itself is never loaded.
 pub struct Tensor<'a, 'py>(&'a Bound<'py, PyAny>);
 
 impl<'a, 'py> Tensor<'a, 'py> {
@@ -169,7 +169,7 @@ impl<'a, 'py> Tensor<'a, 'py> {
         self.0.getattr("nbytes")?.extract()
     }
 
-    /// Whether its numbers lie one behind the other, in order.
+    /// Whether its numbers are contiguous, in order.
     pub fn is_contiguous(&self) -> PyResult<bool> {
         self.0.call_method0("is_contiguous")?.extract()
     }

@@ -55,12 +55,12 @@ impl Log for Bridge {
             Err(TryLockError::WouldBlock) => return,
         };
         if queue.as_ref().is_none_or(|queue| !queue.birth.is_here()) {
-            // What is left of the parent's queue is not touched: its locks may be held.
+            // The rest of the parent's queue is not touched: its locks may be held.
             forget(queue.take());
             *queue = start();
         }
         if let Some(queue) = &*queue {
-            // Full: the interpreter's lock was not to be had for long. The counters have every error.
+            // Full: the interpreter's lock was unavailable for long. The counters have every error.
             let _ = queue.sender.try_send(Entry { level: record.level(), text: record.args().to_string() });
         }
     }

@@ -22,7 +22,7 @@ struct Block {
     name: Option<String>,
     /// The name still stands for it.
     is_named: AtomicBool,
-    /// It is given back, or about to be: no view of it can be made. What is not given back stays for others, under its name.
+    /// It is given back, or about to be: no view of it can be made. Memory that is not freed stays for others, under its name.
     is_freed: AtomicBool,
 }
 
@@ -201,10 +201,10 @@ impl PoolMemory {
     #[pyo3(signature = (offset=0, len_bytes=None))]
     fn flush(&self, py: Python<'_>, offset: u64, len_bytes: Option<u64>) -> PyResult<()> {
         let block = self.usable()?;
-        let rest = block.len_bytes.checked_sub(offset).ok_or_else(|| invalid(format!("offset {offset} lies behind the memory")))?;
+        let rest = block.len_bytes.checked_sub(offset).ok_or_else(|| invalid(format!("offset {offset} is beyond the memory")))?;
         let len_bytes = len_bytes.unwrap_or(rest);
         if len_bytes > rest {
-            return Err(invalid(format!("{len_bytes} bytes at offset {offset} reach behind the memory of {} bytes", block.len_bytes)));
+            return Err(invalid(format!("{len_bytes} bytes at offset {offset} reach beyond the memory of {} bytes", block.len_bytes)));
         }
         Ok(py.detach(|| block.flush(offset, len_bytes))?)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of a GPU that go on beside their caller, in the order of its streams.
+//! Copies of GPU blocks that run while the caller continues, in the order of its streams.
 
 use crate::blocks::STORED;
 use crate::cache::{OpenCache, WHAT};
@@ -14,13 +14,18 @@ use cxl_pool::metrics::RefusalReason;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// What was queued, with what its memory is of: kept until the end, whatever the program keeps.
+/// Queued copies with the owners of their memory: kept until the end, whatever the program keeps.
 pub struct Kept {
     queued: queued::Queued,
     _layout: Py<BlockLayout>,
 }
 
 impl Kept {
+    /// Of memory of this layout.
+    pub fn new(queued: queued::Queued, layout: Py<BlockLayout>) -> Self {
+        Kept { queued, _layout: layout }
+    }
+
     /// Whether it may go: the GPU does nothing of it any more.
     pub fn has_ended(&self) -> bool {
         self.queued.poll().is_some()
@@ -100,14 +105,14 @@ pub struct Queued {
 
 impl Queued {
     /// Of blocks in memory of this layout.
-    fn new(
+    pub fn new(
         py: Python<'_>,
         queued: queued::Queued,
         layout: Py<BlockLayout>,
         handle: &Arc<OpenHandle<OpenCache>>,
         is_publish: bool,
     ) -> PyResult<Queued> {
-        let kept = Kept { queued: queued.clone(), _layout: layout };
+        let kept = Kept::new(queued.clone(), layout);
         let timeout_ms = py.detach(|| -> Outcome<u64> {
             let open = handle.hold()?;
             open.remember_queued(kept);

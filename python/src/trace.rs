@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A record of what is asked for and published.
+//! A record of requests and publishes.
 
 use crate::failure::{Failure, Outcome};
 use crate::handle::{OpenHandle, drop_detached};

@@ -44,21 +44,21 @@ def index() -> Index:
 
 @pytest.mark.parametrize("place", (0, 1, 2, 4))
 def test_a_promotion_during_a_listing_counts(index, place):
-    index.look_through(listed(*NAMES[:4], between=[(place, lambda: index.used(NAMES[1]))]))
+    index.look_through(listed(*NAMES[:4], between=[(place, lambda: index.note_use(NAMES[1]))]))
     assert order(index) == [NAMES[0], NAMES[2], NAMES[3], NAMES[1]]
 
 
 def test_promotions_during_a_listing_keep_their_order(index):
     def promoted():
         for place in (0, 2, 1, 2, 0):
-            index.used(NAMES[place])
+            index.note_use(NAMES[place])
 
     index.look_through(listed(*NAMES[:4], between=[(3, promoted)]))
     assert order(index) == [NAMES[3], NAMES[1], NAMES[2], NAMES[0]]
 
 
 def test_a_promotion_counts_where_the_store_does_not_note_it(index):
-    index.used(NAMES[0])
+    index.note_use(NAMES[0])
     for _ in range(2):
         index.look_through(listed(*NAMES[:4]))
     assert order(index) == [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
@@ -67,7 +67,7 @@ def test_a_promotion_counts_where_the_store_does_not_note_it(index):
 
 
 def test_what_is_written_after_a_promotion_is_younger(index):
-    index.used(NAMES[0])
+    index.note_use(NAMES[0])
     index.look_through(listed(*NAMES[:4], written_s=lambda place: time.time() + 60 if place == 2 else 0.0))
     assert order(index)[-2:] == [NAMES[0], NAMES[2]]
 
@@ -84,7 +84,7 @@ def test_what_came_and_went_during_a_listing_stays_so(index):
 
 
 def test_objects_of_the_same_time_keep_their_order(index):
-    index.used(NAMES[0])
+    index.note_use(NAMES[0])
     later_s = time.time() + 60
     for _ in range(2):
         index.look_through(listed(*reversed(NAMES[:4]), written_s=lambda _: later_s))
@@ -98,7 +98,7 @@ def test_nothing_goes_while_the_bound_holds(index):
 
 def test_a_listing_that_fails_changes_nothing(index):
     def fails():
-        index.used(NAMES[1])
+        index.note_use(NAMES[1])
         raise OSError("the store is gone")
 
     with pytest.raises(OSError, match="the store is gone"):
@@ -108,13 +108,13 @@ def test_a_listing_that_fails_changes_nothing(index):
 
 def test_the_use_of_an_object_that_is_gone_is_forgotten(index):
     for name in NAMES[:2]:
-        index.used(name)
+        index.note_use(name)
     index.remove(NAMES[0])
     index.look_through(listed(*NAMES[:1], *NAMES[2:4]))
     assert order(index) == [NAMES[0], NAMES[2], NAMES[3]] and not index._used_s
 
 
 def test_what_is_unused_or_no_block_is_not_remembered(index):
-    index.used(NAMES[4])
+    index.note_use(NAMES[4])
     index.look_through([Stored("not/ours", LEN_BYTES, 1.0), Stored(NAMES[4].path, HEADER_BYTES - 1, 1.0)])
     assert len(index) == 0 and not index._used_s and index.leading([NAMES[0].namespace], [NAMES[0].key]) == 0

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import wheels
 from kvbm_cxl.nixl import NixlError, _overlay
-from kvbm_cxl.nixl._installed import Installation
+from kvbm_cxl.nixl._installation import Installation
 
 # As a program of its own: makes the folder again and again, and every time finds all in it.
 MAKER = """
 import sys
 from pathlib import Path
 from kvbm_cxl.nixl import _overlay
-from kvbm_cxl.nixl._installed import Installation
+from kvbm_cxl.nixl._installation import Installation
 site, plugin, folder = map(Path, sys.argv[1:])
 _overlay.plugin_path = lambda: plugin
 libraries = site / ".nixl_cu12.mesonpy.libs"

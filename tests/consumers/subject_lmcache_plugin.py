@@ -114,7 +114,7 @@ class Subject:
 
         async def both():
             count = await self.backend.batched_async_contains("lookup", keys, True)
-            held = self.backend._blocks.pinned()
+            held = self.backend._blocks.pin_count()
             return count, held, await self.backend.batched_get_non_blocking("lookup", keys)
 
         count, held, loaded = asyncio.run_coroutine_threadsafe(both(), self.manager.loop).result(120)
@@ -124,7 +124,7 @@ class Subject:
         return self.backend.batched_remove([self.key(name) for name in names], force)
 
     def status(self):
-        return {**self.backend.status(), "held": self.backend._blocks.pinned()}
+        return {**self.backend.status(), "held": self.backend._blocks.pin_count()}
 
     def used_bytes(self):
         """What LMCache's allocator has given out."""

@@ -3,9 +3,10 @@
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.consumers.config import AdapterConfig
 from kvbm_cxl.consumers.ledger import Entry, Ledger
 from kvbm_cxl.consumers.names import key_of, namespace_of
+from kvbm_cxl.options import ThreadOptions
+from kvbm_cxl.vllm_integration import pool_access
 from peers import payload, until
 
 SPACE = namespace_of("test", model="tiny")
@@ -15,7 +16,7 @@ PLACES = [(SPACE, key_of(name)) for name in NAMES]
 
 @pytest.fixture
 def access(pool):
-    access = AdapterConfig(pool).acquire("a test")
+    access = pool_access.acquire(ThreadOptions(pool))
     yield access
     access.release()
 
@@ -35,13 +36,13 @@ class Consumer:
             self.balance.remove(entry.what)
 
     def store(self, names):
-        places = [(SPACE, key_of(name)) for name in names]
-        fresh = self.ledger.expect((place, Entry(name, 1000)) for place, name in zip(places, names))
-        keys, data = [key for _, key in places], [payload(name, 1000) for name in names]
-        words = self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
-        stored = [place for place, word in zip(places, words) if word == "stored"]
-        self.ledger.stored(stored, fresh - set(stored), lambda entries: self.balance.extend(entry.what for entry in entries))
-        return words
+        entries = {(SPACE, key_of(name)): Entry(name, 1000) for name in names}
+        keys, data = [key for _, key in entries], [payload(name, 1000) for name in names]
+
+        def publish():
+            return self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
+
+        return self.ledger.store(entries, publish, lambda stored: self.balance.extend(entry.what for entry in stored))
 
     def there(self):
         found = self.access.call(lambda cache: cache.has(SPACE, [key for _, key in PLACES]))
@@ -108,12 +109,12 @@ def test_names_tell_everything_apart():
 )
 def test_options_are_checked(options, said):
     with pytest.raises(ValueError) as refused:
-        AdapterConfig.read("an adapter", options, {})
+        ThreadOptions.read(options, {})
     assert said in str(refused.value) and str(refused.value).startswith("an adapter")
 
 
 def test_a_pool_that_cannot_be_used_says_what_to_do(tmp_path):
     with pytest.raises(ValueError) as refused:
-        AdapterConfig(f"{tmp_path}/none").acquire("an adapter")
+        pool_access.acquire(ThreadOptions(f"{tmp_path}/none"))
     assert "an adapter cannot use pool" in str(refused.value) and "cxlctl format" in str(refused.value)
     assert isinstance(refused.value.__cause__, kvbm_cxl.CxlError)

@@ -114,9 +114,9 @@ def test_a_pool_full_of_locked_objects_refuses(make_pool):
 def test_locks_nest_and_end_with_the_server(pool, peer, subject):
     first = peer("lmcache", pool, machine="a")
     assert first("store", NAMES[:2])[0] and subject.lock(NAMES[:2]) == [True] * 2 and subject.lock(NAMES[:1]) == [True]
-    assert subject.adapter._blocks.pinned() == 2
+    assert subject.adapter._blocks.pin_count() == 2
     subject.unlock(NAMES[:2])
-    until(lambda: subject.adapter._blocks.pinned() == 1, "one lock of the two to go")
+    until(lambda: subject.adapter._blocks.pin_count() == 1, "one lock of the two to go")
     first("delete", NAMES[:2])
     until(lambda: subject.found(NAMES[:2]) == [True, False], "the unlocked object to go")
     subject.unlock(NAMES[:1])

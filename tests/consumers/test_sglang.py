@@ -11,8 +11,8 @@ import kvbm_cxl
 import pytest
 import sglang_modules
 from kvbm_cxl.consumers.names import key_of
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import pool_access
-from kvbm_cxl.vllm_integration.config import ConfigError
 from peers import MORTAL, damage, fsck, payload, until
 
 if not sglang_modules.is_there():

@@ -9,8 +9,8 @@ import kvbm_cxl
 import pytest
 from kvbm_cxl.consumers.blocks import Blocks, Loaded
 from kvbm_cxl.consumers.names import key_of
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import pool_access
-from kvbm_cxl.vllm_integration.config import ConfigError
 from peers import MORTAL, damage, fsck, payload, until
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup-serve`")

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.options import ConfigError
 from peers import ROOT, until
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup-serve`")

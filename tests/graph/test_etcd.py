@@ -35,7 +35,7 @@ def incarnations(served):
 def ask_and_check(served, prompt):
     before = counters.read(served.graph)
     served.ask(prompt)
-    after = counters.settled(served.graph, before)
+    after = counters.wait_settled(served.graph, before)
     decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
     assert (decode.tokens[COMPUTED], decode.tokens[PULLED]) == (0, len(prompt))
 

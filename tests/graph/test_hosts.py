@@ -48,7 +48,7 @@ def test_decode_pulls_what_prefill_published_on_the_other_host(served):
     for prompt in PROMPTS:
         before = counters.read(served.graph)
         served.ask(prompt)
-        decode = counters.of_role(counters.settled(served.graph, before), "decode") - counters.of_role(before, "decode")
+        decode = counters.of_role(counters.wait_settled(served.graph, before), "decode") - counters.of_role(before, "decode")
         assert (decode.tokens[COMPUTED], decode.tokens[PULLED]) == (0, len(prompt))
     slots = {cell["stamp"]["owner"] for cell in served.cells()["cells"]}
     assert len(slots) == 1, "only prefill has published"

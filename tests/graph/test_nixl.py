@@ -39,7 +39,7 @@ def plugin_settled(graph):
 def test_a_prompt_is_staged_through_the_pool(served, prompt):
     before, counted = counters.read(served.graph), plugin_settled(served.graph)
     served.ask(prompt)
-    after = counters.settled(served.graph, before)
+    after = counters.wait_settled(served.graph, before)
     decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
     assert decode.tokens[COMPUTED] == 0 and decode.tokens[PULLED] == len(prompt)
     assert decode.transfers >= 1
@@ -52,6 +52,6 @@ def test_a_prompt_is_staged_through_the_pool(served, prompt):
 def test_requests_at_the_same_time_are_all_right(served):
     before = counters.read(served.graph)
     assert served.ask_all(BURST, at_once=4) == []
-    after = counters.settled(served.graph, before, len(BURST))
+    after = counters.wait_settled(served.graph, before, len(BURST))
     decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
     assert decode.tokens[COMPUTED] == 0 and decode.failed == 0

@@ -34,7 +34,7 @@ def test_a_prompt_of_any_length_is_published_whole_and_pulled_whole(served, leng
     prompt = BY_LENGTH[length]
     before = counters.read(served.graph)
     served.ask(prompt)
-    after = counters.settled(served.graph, before)
+    after = counters.wait_settled(served.graph, before)
     prefill, decode = (counters.of_role(after, role) - counters.of_role(before, role) for role in ("prefill", "decode"))
     assert prefill.tokens == {COMPUTED: length, PULLED: 0, REUSED: 0}
     assert decode.tokens == {COMPUTED: 0, PULLED: length, REUSED: 0}
@@ -47,7 +47,7 @@ def test_blocks_that_the_workers_forgot_come_back_from_the_pool(served):
     served.forget()
     before = counters.read(served.graph)
     served.ask(AGAIN)
-    after = counters.settled(served.graph, before)
+    after = counters.wait_settled(served.graph, before)
     prefill, decode = (counters.of_role(after, role) - counters.of_role(before, role) for role in ("prefill", "decode"))
     full = len(AGAIN) // BLOCK_TOKENS * BLOCK_TOKENS
     assert prefill.tokens[PULLED] >= full and prefill.tokens[COMPUTED] <= len(AGAIN) - full and prefill.tokens[REUSED] == 0
@@ -58,7 +58,7 @@ def test_blocks_that_the_workers_forgot_come_back_from_the_pool(served):
 def test_requests_at_the_same_time_are_all_right(served):
     before = counters.read(served.graph)
     assert served.ask_all(BURST, at_once=6) == []
-    after = counters.settled(served.graph, before, len(BURST))
+    after = counters.wait_settled(served.graph, before, len(BURST))
     prefill, decode = (counters.of_role(after, role) - counters.of_role(before, role) for role in ("prefill", "decode"))
     assert decode.tokens[COMPUTED] == 0 and decode.failed == prefill.failed == 0
     assert sum(decode.tokens.values()) == sum(map(len, BURST))

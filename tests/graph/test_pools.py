@@ -68,7 +68,7 @@ def test_a_pool_full_of_pinned_blocks_takes_nothing_and_everything_is_answered(s
     refused = outcome(served, "no_cell")
     before = counters.read(served.graph)
     assert served.ask_all(NEW) == []
-    after = counters.settled(served.graph, before, len(NEW))
+    after = counters.wait_settled(served.graph, before, len(NEW))
     decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
     # Only the newest blocks can make room for each other, so some are gone before decode comes for them.
     assert decode.tokens[COMPUTED] > 0

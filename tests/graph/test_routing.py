@@ -112,7 +112,7 @@ def computed(served):
     """Has the prefix computed; the worker that did, the one that did not, and what was counted before."""
     before = counters.read(served.graph)
     served.ask(FIRST)
-    counters.settled(served.graph, before)
+    counters.wait_settled(served.graph, before)
     done = spent(served, before)
     [one] = [name for name in WORKERS if done[name].requests]
     [other] = set(WORKERS) - {one}
@@ -136,7 +136,7 @@ def test_a_worker_that_is_chosen_pulls_what_it_never_computed(served, view, comp
     burst = [PREFIX + tokens(f"burst {number}", 100) for number in range(8)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda prompt: served.graph.ask(prompt, 1), burst))
-    counters.settled(served.graph, before, len(burst))
+    counters.wait_settled(served.graph, before, len(burst))
     done = spent(served, before)
     assert done[one].requests and done[other].requests, done
     assert sum(done[name].tokens[COMPUTED] for name in WORKERS) == 100 * len(burst), "no worker computed the prefix again"

@@ -41,7 +41,7 @@ def test_a_prefix_is_computed_once_and_every_other_worker_pulls_it(served):
     before = counters.read(served.graph)
     for count in range(1, 5):
         served.ask(SHARED)
-        after = counters.settled(served.graph, before, count)
+        after = counters.wait_settled(served.graph, before, count)
     prefill = [spent(served, before, after, f"prefill-{number}") for number in (0, 1)]
     decode = [spent(served, before, after, f"decode-{number}") for number in (0, 1)]
     full = len(SHARED) // BLOCK_TOKENS * BLOCK_TOKENS

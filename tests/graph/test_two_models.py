@@ -40,7 +40,7 @@ def one_graph(pool, seed):
     with serving(PROMPTS, connector="cxl", model=str(model), **pool) as served:
         before = counters.read(served.graph)
         assert served.ask_all(PROMPTS, at_once=1) == []
-        after = counters.settled(served.graph, before, len(PROMPTS))
+        after = counters.wait_settled(served.graph, before, len(PROMPTS))
         served.assert_whole()
         texts = [served.expected(prompt) for prompt in PROMPTS]
     return texts, *(counters.of_role(after, role) - counters.of_role(before, role) for role in ("prefill", "decode"))

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Of the silence after which a host is suspected, as `worker.LEAST_PATIENCE`.
+# Of the silence after which a host is suspected, as `saver.LEAST_PATIENCE`.
 PATIENT = 60.0
 ROOT = HERE.parents[1]
 
@@ -89,11 +89,23 @@ else:
     def patience(monkeypatch) -> float | None:
         """A loaded machine may take long for anything: no publish is given up for that. The value that this replaces, for a test that is
         about it."""
-        worker = sys.modules.get("kvbm_cxl.vllm_integration.worker")
-        own = worker and worker.LEAST_PATIENCE
-        if worker:
-            monkeypatch.setattr(worker, "LEAST_PATIENCE", PATIENT)
+        saver = sys.modules.get("kvbm_cxl.vllm_integration.saver")
+        own = saver and saver.LEAST_PATIENCE
+        if saver:
+            monkeypatch.setattr(saver, "LEAST_PATIENCE", PATIENT)
         return own
+
+    @pytest.fixture
+    def waits(monkeypatch):
+        """`waits(handover_ms=0, copy_ms=50)`: how long decode looks for blocks that do not come, and copies may take."""
+        from kvbm_cxl.vllm_integration import lookups, movers
+
+        def change(handover_ms: int | None = None, copy_ms: int | None = None) -> None:
+            for module, name, value in ((lookups, "HANDOVER_WAIT_MS", handover_ms), (movers, "COPY_TIMEOUT_MS", copy_ms)):
+                if value is not None:
+                    monkeypatch.setattr(module, name, value)
+
+        return change
 
     @pytest.fixture
     def make_pool():

@@ -82,9 +82,11 @@ def _answer(value: Any) -> None:
 def main() -> None:
     import conftest  # What it sets in the environment comes before vLLM.
     from engines import engine
-    from kvbm_cxl.vllm_integration import worker
+    from kvbm_cxl.vllm_integration import movers, saver
 
-    worker.LEAST_PATIENCE = conftest.PATIENT
+    saver.LEAST_PATIENCE = conftest.PATIENT
+    # Longer than any test: copies that a test holds do not end by themselves.
+    movers.COPY_TIMEOUT_MS = 3_600_000
     arguments, options = json.loads(sys.argv[1])
     with engine(*arguments, **options) as running:
         _answer("ready")

@@ -14,8 +14,8 @@ from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from kvbm_cxl.vllm_integration.groups import Kind
 from kvbm_cxl.vllm_integration.handover import prefill_params
 from kvbm_cxl.vllm_integration.keys import block_key, tail_key
-from kvbm_cxl.vllm_integration.save_job import SaveJob
-from kvbm_cxl.vllm_integration.worker import WorkerSide
+from kvbm_cxl.vllm_integration.loader import Loader
+from kvbm_cxl.vllm_integration.saver import SaveJob
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown, get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.models import registry
 
@@ -106,8 +106,8 @@ class Engine:
     def hold_copies(self, direction: str, mark: str) -> None:
         """From now on no copy into the pool ("save") or out of it ("load") ends. The first one makes the file `mark` when it would begin.
         Those of recurrent states go on: a step of a prompt waits for the states of the step before it."""
-        owner, name = {"save": (SaveJob, "run"), "load": (WorkerSide, "_pull")}[direction]
-        copy, shape, groups = getattr(owner, name), self.scheduler_side.shape, self.worker_side._attached.groups
+        owner, name = {"save": (SaveJob, "run"), "load": (Loader, "pull")}[direction]
+        copy, shape, groups = getattr(owner, name), self.scheduler_side.shape, self.worker_side.attachment.groups
         of_states = {id(group.mover) for group, of in zip(groups, shape.groups, strict=True) if of.kind is Kind.STATE}
 
         def held(what, *arguments):
@@ -148,7 +148,7 @@ class Engine:
     def settle(self) -> None:
         """Steps until nothing is left to do, so that late counts are in."""
         # Ranks of their own have no connector here.
-        saves, deadline = self.worker_side._saves if has_kv_transfer_group() else None, time.monotonic() + SETTLES_S
+        saves, deadline = self.worker_side.saver.saves if has_kv_transfer_group() else None, time.monotonic() + SETTLES_S
         while saves and saves._by_key:
             assert time.monotonic() < deadline, f"{len(saves._by_key)} blocks are on their way into the pool"
             time.sleep(0.001)

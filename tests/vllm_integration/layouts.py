@@ -129,7 +129,7 @@ class Driven:
             for group in self.shape.groups
             if group.kind is Kind.STATE
         ]
-        self.scheduler.matched(asked, 0)
+        self.scheduler.match(asked, 0)
         output = SchedulerOutput.make_empty()
         output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: tokens}, tokens
         offloads = {asked.request_id: states} if states else {}
@@ -141,13 +141,13 @@ class Driven:
 
     def load(self, asked: Request) -> tuple[int, tuple[list[int], ...]]:
         """Finds and loads a prompt: how many tokens, and where."""
-        found, _ = self.scheduler.matched(asked, 0)
+        found, _ = self.scheduler.match(asked, 0)
         tables = self.tables(found)
-        self.scheduler.allocated(asked, SimpleNamespace(get_block_ids=lambda: tables), found)
+        self.scheduler.note_allocation(asked, SimpleNamespace(get_block_ids=lambda: tables), found)
         ended = self._run(self._empty_step())
         while asked.request_id not in ended:
             ended |= self._run(self._empty_step())
-        assert not self.worker.take_failed_blocks() and not self.worker.take_failed_requests()
+        assert not self.worker.loader.take_failed_blocks() and not self.worker.loader.failed_requests()
         return found, tables
 
     def _empty_step(self):
@@ -157,7 +157,7 @@ class Driven:
         self.worker.before_overwrite(orders)
         self.worker.start_loads(orders)
         self.worker.save(orders)
-        _, loaded = self.worker.ended(set())
+        _, loaded = self.worker.take_finished(set())
         return loaded
 
     def close(self) -> None:

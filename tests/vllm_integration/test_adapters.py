@@ -189,28 +189,28 @@ def _known(ranks: int = 1) -> KnownAdapters:
 def test_an_adapter_is_asked_for_until_every_rank_has_told():
     known = _known(ranks=2)
     assert known.content(REQUEST) is None and known.take_wanted() == [REQUEST] and known.take_wanted() == []
-    assert known.told({0: {1: A}}) == set() and known.content(REQUEST) is None
-    assert known.told({0: {1: A}, 1: {1: A}}) == set() and known.content(REQUEST) == A
+    assert known.learn({0: {1: A}}) == set() and known.content(REQUEST) is None
+    assert known.learn({0: {1: A}, 1: {1: A}}) == set() and known.content(REQUEST) == A
     known.forget()
     assert known.content(REQUEST) is None, "it may have been loaded again"
-    assert known.told({0: {1: B}, 1: {1: B}}) == {1} and known.content(REQUEST) == B
+    assert known.learn({0: {1: B}, 1: {1: B}}) == {1} and known.content(REQUEST) == B
 
 
 def test_ranks_that_differ_share_nothing(caplog):
     known = _known(ranks=2)
-    known.told({0: {1: A}, 1: {1: B}})
+    known.learn({0: {1: A}, 1: {1: B}})
     assert [known.content(REQUEST) for _ in range(3)] == [UNKNOWN] * 3
-    known.told({0: {1: A}, 1: {1: UNKNOWN}})
+    known.learn({0: {1: A}, 1: {1: UNKNOWN}})
     assert known.content(REQUEST) == UNKNOWN
     assert caplog.text.count("known by name alone") == 1 and known.tally.take().data["counters"] == {"adapters/unknown": 1}
-    known.told({0: {1: B}, 1: {1: B}})
+    known.learn({0: {1: B}, 1: {1: B}})
     assert known.content(REQUEST) == B
 
 
 def test_a_rank_that_loads_another_one_alone_is_waited_for():
     known = _known(ranks=2)
-    known.told({0: {1: A}, 1: {1: A}})
-    assert known.told({1: {1: B}}) == {1} and known.content(REQUEST) is None
+    known.learn({0: {1: A}, 1: {1: A}})
+    assert known.learn({1: {1: B}}) == {1} and known.content(REQUEST) is None
 
 
 def test_nothing_is_published_upon_another_adapters_blocks_that_vllm_keeps(caplog):

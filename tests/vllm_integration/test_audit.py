@@ -9,9 +9,9 @@ import kvbm_cxl
 import pytest
 import test_stored_blocks
 import torch
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import audit
 from kvbm_cxl.vllm_integration.block_difference import Difference, limit_of
-from kvbm_cxl.vllm_integration.config import ConfigError
 from kvbm_cxl.vllm_integration.groups import Group, Kind
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
 from kvbm_cxl.vllm_integration.stats import Tally
@@ -120,8 +120,8 @@ def test_loads_bring_nothing_until_keys_are_others(bench):
 def test_loads_under_way_fail_with_the_difference(bench, monkeypatch):
     here, there = bench(seed=1), bench(seed=2)
     here.publish(KEYS[:2], range(2))
-    pull, may_end = there.side._pull, threading.Event()
-    monkeypatch.setattr(there.side, "_pull", lambda *asked: may_end.wait(180) and pull(*asked))
+    pull, may_end = there.side.loader.pull, threading.Event()
+    monkeypatch.setattr(there.side.loader, "pull", lambda *asked: may_end.wait(180) and pull(*asked))
     there.run(loads=[Blocks("b", KEYS[:2], [5, 6])])
     assert there.publish(KEYS[:1], [0]).has_differed
     may_end.set()
@@ -165,7 +165,7 @@ def test_blocks_that_are_only_compared_are_not_published(bench):
     there.publish(KEYS[:4], range(4), only_audited=True)
     counted = there.counts()
     assert counted == {"audited_blocks/same": 2, "audited_blocks/absent": 2}
-    assert here.access.call(lambda cache: cache.has(here.side._attached.namespace, KEYS[:4])) == [True, True, False, False]
+    assert here.access.call(lambda cache: cache.has(here.side.attachment.own[0].namespaces[0], KEYS[:4])) == [True, True, False, False]
 
 
 def test_packed_formats_are_counted_and_not_compared(path, monkeypatch, caplog):
@@ -188,7 +188,7 @@ def test_packed_formats_are_counted_and_not_compared(path, monkeypatch, caplog):
 def test_workers_say_whether_they_compare(bench, path, monkeypatch):
     assert bench().side.handshake().audits
     without = Bench(path, monkeypatch)
-    assert not without.side.handshake().audits and without.side._attached.own[0].audit is None
+    assert not without.side.handshake().audits and without.side.attachment.own[0].audit is None
     without.close()
 
 
@@ -199,7 +199,7 @@ def test_an_error_of_the_pool_is_reported(bench, monkeypatch):
     def fail(*_):
         raise kvbm_cxl.TimeoutError_("late")
 
-    monkeypatch.setattr(there.side._attached.own[0].audit, "_mover", SimpleNamespace(pull=fail))
+    monkeypatch.setattr(there.side.attachment.own[0].audit, "_mover", SimpleNamespace(pull=fail))
     there.publish(KEYS[:1], [0])
     assert "audit" in there.access.failures.last_error.doing and not _audited(there)
 
@@ -340,7 +340,7 @@ def test_blocks_in_several_cells_are_compared_whole(make_pool, monkeypatch, tp_s
         slots = other.slots(1)[2 * 32 : 3 * 32]
         written(other.writer, rank.memory[0], keys, values, slots)
         rank.run(9, saves=[replace(other.blocks(1, SEQUENCE), request_id="again")], audited={"again"})
-        rank.side._saves.wait(["again"])
+        rank.side.saver.saves.wait(["again"])
     assert other.counts() | {"published_blocks/exists": 0} == {"published_blocks/exists": 0, **_one_differs(tp_size)}
     for each in made:
         each.close()

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from kvbm_cxl.vllm_integration.block_difference import Difference, LayerRows, difference, limit_of, numbers_of, states_of
-from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.token_places import PageWriter, rows_of_page
 from pages import cpu_writer, empty, plain_writer
 

@@ -4,8 +4,9 @@
 import kvbm_cxl
 import pytest
 from kvbm_cxl.consumers.blocks import Blocks
-from kvbm_cxl.consumers.config import AdapterConfig
 from kvbm_cxl.consumers.names import key_of, namespace_of
+from kvbm_cxl.options import ThreadOptions
+from kvbm_cxl.vllm_integration import pool_access
 
 CELLS = (4 << 10, 16 << 10)
 NS = namespace_of("test", name="n")
@@ -13,7 +14,7 @@ NS = namespace_of("test", name="n")
 
 @pytest.fixture
 def blocks(make_pool):
-    access = AdapterConfig.read("the test", {"pool": make_pool(size="32M", cells="4K:20%,16K:30%")}).acquire("the test")
+    access = pool_access.acquire(ThreadOptions.read({"pool": make_pool(size="32M", cells="4K:20%,16K:30%")}))
     yield Blocks(access)
     access.release()
 

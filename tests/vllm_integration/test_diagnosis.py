@@ -60,14 +60,14 @@ def test_each_reason_is_named_once(bench, caplog, name, words):  # noqa: F811
     facts = {**mine, name: "something else"}
     for each in "bcd":
         asked = request(each, tokens(100, ord(each)), handover.Expected(100, facts["namespace"], {**facts}).to_params())
-        assert here.side.matched(asked, 0) == (0, False), "it does not wait"
-        here.side.allocated(asked, allocation([]), 0)
+        assert here.side.match(asked, 0) == (0, False), "it does not wait"
+        here.side.note_allocation(asked, allocation([]), 0)
     assert here.counts()["handovers/foreign"] == 3
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert words in said and "request b" in said and "something else there" in said
     caplog.clear()
     asked = request("e", tokens(100), handover.Expected(100, mine["namespace"], mine).to_params())
-    assert here.side.matched(asked, 0) == (100, True) and not caplog.records, "equal facts are found, and nothing is said"
+    assert here.side.match(asked, 0) == (100, True) and not caplog.records, "equal facts are found, and nothing is said"
     here.side.step(Scheduled())
 
 
@@ -75,15 +75,16 @@ def test_a_fact_that_one_side_does_not_tell_is_no_difference():
     assert differences({"namespace": "n", "of_a_later_version": "x"}, {"namespace": "n", "seed": "s"}) == {}
 
 
-def test_blocks_that_should_be_there_and_are_not(bench, caplog):  # noqa: F811
-    here = bench(handover_wait_ms=0)
+def test_blocks_that_should_be_there_and_are_not(bench, waits, caplog):  # noqa: F811
+    waits(handover_ms=0)
+    here = bench()
     for name, has_facts in (("a", True), ("b", True), ("c", False)):
         asked = request(name, tokens(100, ord(name)))
         facts = here.side.names.facts(here.side._track(asked))
         expected = handover.Expected(100, facts.pop("namespace"), facts if has_facts else {})
         asked = request(name, tokens(100, ord(name)), expected.to_params())
-        assert here.side.matched(asked, 0) == (0, False)
-        here.side.allocated(asked, allocation([]), 0)
+        assert here.side.match(asked, 0) == (0, False)
+        here.side.note_allocation(asked, allocation([]), 0)
     assert here.counts()["handovers/short"] == 3
     (said,) = [record.getMessage() for record in caplog.records]
     assert "100 tokens of request a" in said and "too small" in said and "PYTHONHASHSEED" not in said
@@ -95,25 +96,25 @@ def test_an_engine_that_publishes_nothing_is_named(bench, caplog):  # noqa: F811
     here = bench(producer=False)
     for name in "ab":
         asked = request(name, tokens(100, ord(name)), handover.prefill_params())
-        here.side.matched(asked, 0)
-        here.side.allocated(asked, allocation([]), 0)
-        assert here.side.finished(asked) == (False, None)
+        here.side.match(asked, 0)
+        here.side.note_allocation(asked, allocation([]), 0)
+        assert here.side.finish(asked) == (False, None)
     assert [record.getMessage().count("kv_role is kv_consumer") for record in caplog.records] == [1]
 
 
 def test_prompts_of_which_none_is_ever_found(bench, caplog):  # noqa: F811
     here = bench()
     for number in range(200):
-        here.side.matched(request(str(number), tokens(40, number)), 0)
+        here.side.match(request(str(number), tokens(40, number)), 0)
     (said,) = [record.getMessage() for record in caplog.records]
     assert "none of the first 64 prompts" in said and str(here.namespaces[0]) in said
     caplog.clear()
     other = bench()
     found = request("found", tokens(40))
     other.publish(found, 2)
-    other.side.matched(found, 0)
+    other.side.match(found, 0)
     for number in range(1, 200):
-        other.side.matched(request(str(number), tokens(40, number)), 0)
+        other.side.match(request(str(number), tokens(40, number)), 0)
     assert not caplog.records, "something was found"
     other.side.step(Scheduled())
 
@@ -131,4 +132,4 @@ def test_an_engine_that_cannot_take_hits_looks_nothing_up(bench, caplog):  # noq
     here.side.lookups.reads = False
     asked = request("a", tokens(100))
     here.publish(asked, 6, tail=True)
-    assert here.side.matched(asked, 0) == (0, False) and here.counts() == {"lookups/skipped": 1}
+    assert here.side.match(asked, 0) == (0, False) and here.counts() == {"lookups/skipped": 1}

@@ -15,7 +15,7 @@ import pytest
 import tiny_models
 import torch
 from engines import engine, prompt
-from kvbm_cxl.vllm_integration import adapters, weights, worker
+from kvbm_cxl.vllm_integration import adapters, attachment, weights
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_engine_weights import LORA, _adapter
@@ -38,14 +38,14 @@ def one_namespace():
     """All engines of the test's process have the keys of the first one, whatever they are made of."""
     with pytest.MonkeyPatch.context() as patch:
         first: dict[tuple, dict] = {}
-        fields_of = worker.namespace_fields
+        fields_of = attachment.namespace_fields
 
         def fields(vllm_config, kv_cache_config, config, shape, shards):
             found = fields_of(vllm_config, kv_cache_config, config, shape, shards)
             architecture = vllm_config.model_config.architecture
             return {index: first.setdefault((architecture, index, shards.numbers), of_group) for index, of_group in found.items()}
 
-        patch.setattr(worker, "namespace_fields", fields)
+        patch.setattr(attachment, "namespace_fields", fields)
         patch.setattr(weights.Era, "suspect", lambda *_: None)
         patch.setattr(adapters.KnownAdapters, "content", lambda *_: b"any")
         patch.setattr(adapters.LoadedAdapters, "is_loaded", lambda *_: True)

@@ -59,9 +59,10 @@ WAYS = {"reset": lambda running: running.forget(), "sleep": _sleep, "weights": _
 def announcing(model, make_pool, monkeypatch):
     """An engine that has announced its blocks, and no longer repeats that as after a start."""
     monkeypatch.setattr(events, "_AGAIN_S", (0.5,))
+    monkeypatch.setattr(events, "PERIOD_S", 0.05)
     announcing = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     pool = make_pool(size="128M", cells="512K:70%,2K:5%")
-    with engine(model, "kv_both", pool, kv_events_config=announcing, extra={"events_period_ms": 50}) as running:
+    with engine(model, "kv_both", pool, kv_events_config=announcing) as running:
         running.published = running.core.scheduler.kv_event_publisher = Publisher()
         running.texts(PROMPTS)
         running.settle()

@@ -8,8 +8,8 @@ from pathlib import Path
 import kvbm_cxl
 import pytest
 from engines import BLOCK_BYTES, engine, flip_bytes, prompt
-from kvbm_cxl.vllm_integration.config import ConfigError
-from kvbm_cxl.vllm_integration.save_job import SaveJob
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration.saver import SaveJob
 from vllm import SamplingParams
 
 PROMPT = prompt(500, 1)
@@ -182,7 +182,7 @@ def test_a_request_aborted_while_it_is_loaded(model, pool, text):
         running.llm.reset_prefix_cache()
         side, llm = running.worker_side, running.llm.llm_engine
         begun, go_on = threading.Event(), threading.Event()
-        pull = side._pull
+        pull = side.loader.pull
 
         def slow(*arguments):
             begun.set()
@@ -194,7 +194,7 @@ def test_a_request_aborted_while_it_is_loaded(model, pool, text):
             start_loads(replace(orders, idle=False))
 
         start_loads = side.start_loads
-        side._pull, side.start_loads = slow, beside_a_forward_pass
+        side.loader.pull, side.start_loads = slow, beside_a_forward_pass
         free = running.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         llm.add_request("aborted", PROMPT, SamplingParams(max_tokens=4, temperature=0))
         for _ in range(100):  # After a reset, a step passes until it is known which weights there are.
@@ -208,7 +208,7 @@ def test_a_request_aborted_while_it_is_loaded(model, pool, text):
         blocks = running.core.scheduler.kv_cache_manager.block_pool
         assert blocks.get_num_free_blocks() == free - 3, "blocks that are still written to are not given away"
         go_on.set()
-        side._pull = pull
+        side.loader.pull = pull
         for _ in range(200):
             llm.step()
             if blocks.get_num_free_blocks() == free:

@@ -12,7 +12,7 @@ import kvbm_cxl
 import pytest
 import tiny_models
 from engines import engine, prompt
-from kvbm_cxl.vllm_integration.save_job import SaveJob
+from kvbm_cxl.vllm_integration.saver import SaveJob
 from vllm import SamplingParams
 
 FAMILIES = ("gpt-oss", "granite4")
@@ -99,14 +99,14 @@ def test_a_request_aborted_while_it_is_loaded(family, pool, text):
         running.llm.reset_prefix_cache()
         side, llm = running.worker_side, running.llm.llm_engine
         begun, go_on = threading.Event(), threading.Event()
-        pull, start_loads = side._pull, side.start_loads
+        pull, start_loads = side.loader.pull, side.start_loads
 
         def slow(*arguments):
             begun.set()
             assert go_on.wait(60)
             return pull(*arguments)
 
-        side._pull, side.start_loads = slow, lambda orders: start_loads(replace(orders, idle=False))
+        side.loader.pull, side.start_loads = slow, lambda orders: start_loads(replace(orders, idle=False))
         free = _free_blocks(running)
         llm.add_request("aborted", PROMPT, SamplingParams(max_tokens=4, temperature=0))
         for _ in range(100):
@@ -119,7 +119,7 @@ def test_a_request_aborted_while_it_is_loaded(family, pool, text):
             llm.step()
         assert _free_blocks(running) < free, "blocks that are still written to are not given away"
         go_on.set()
-        side._pull = pull
+        side.loader.pull = pull
         _until(running, lambda: _free_blocks(running) == free)
         _nothing_left(running)
         assert running.texts([PROMPT]) == [text]
@@ -145,10 +145,10 @@ def test_a_request_that_ends_while_it_is_saved(family, pool, text, monkeypatch):
         ended = False
         while not ended:
             ended = any(output.finished for output in llm.step())
-        assert _free_blocks(running) < free or worker._saves._by_request.total() == 0
+        assert _free_blocks(running) < free or worker.saver.saves._by_request.total() == 0
         _until(running, lambda: _free_blocks(running) == free)
         waits.join()
-        assert worker._saves._by_request.total() == 0
+        assert worker.saver.saves._by_request.total() == 0
         running.llm.reset_prefix_cache()
         running.counted()
         assert running.texts([PROMPT]) == [text]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from engines import engine, prompt
-from kvbm_cxl.vllm_integration import handover, worker
+from kvbm_cxl.vllm_integration import handover, saver
 
-# So long that a machine that is slow fences no host.
-SUSPECT_MS, LOCK_TIMEOUT_MS = 6000, 30_000
+# So long that the engine, which has a seat as well, does not take the manager's place before the requests of the test have ended.
+SUSPECT_MS, LOCK_TIMEOUT_MS = 120_000, 30_000
+PATIENCE_S = 0.6
 WAITS_S = 240
 # The machine is shared: times are compared with this much to spare, a fraction of the locks' time-out.
 SPARE_S = 5.0
@@ -23,7 +24,7 @@ ASKED = {"extra_args": {"kv_transfer_params": handover.prefill_params()}}
 
 
 class Manager:
-    """The one machine that may manage the pool, as a process. It stops, and goes on."""
+    """The machine that manages the pool, as a process. It stops, and continues."""
 
     def __init__(self, pool: str, machine: str, folder: Path) -> None:
         env = {**os.environ, "CXL_MACHINE_ID": machine, "CXL_STATE_DIR": str(folder)}
@@ -65,9 +66,9 @@ def managed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", ({}, {"publish_behind": False}), ids=("behind", "before"))
-def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, patience, options):
+def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, options):
     pool, manager = managed
-    monkeypatch.setattr(worker, "LEAST_PATIENCE", patience)
+    monkeypatch.setattr(saver, "LEAST_PATIENCE", PATIENCE_S * 1000 / SUSPECT_MS)
     seed = iter(range(100, 1000))
 
     def asks(count: int, running, **sampling) -> list[float]:
@@ -85,21 +86,21 @@ def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, 
         assert running.counted()["published_blocks/stored"] > 10
         manager.stop()
         took = asks(6, running) + asks(4, running, **ASKED) + asks(2, running)
-        patience_s = SUSPECT_MS / 1000 * patience
-        assert max(took) < 2 * usual_s + patience_s + SPARE_S and max(took) < LOCK_TIMEOUT_MS / 1000, (usual_s, took)
-        saves = running.worker_side._saves
+        assert max(took) < 2 * usual_s + PATIENCE_S + SPARE_S and max(took) < LOCK_TIMEOUT_MS / 1000, (usual_s, took)
+        saves = running.worker_side.saver.saves
         assert saves.is_held_up
         running.settle()
         counted = running.counted()
-        # Blocks of 8 requests, and with their tails of the 4 that are handed over. The engine keeps locks, which their keys may meet again:
-        # for about half of the blocks.
-        assert counted["published_blocks/no_lock"] + counted.get("published_blocks/stored", 0) == 8 * 3 + 4 * 4, counted
-        assert counted["published_blocks/no_lock"] >= 8 and counted["prompt_tokens/computed"] == 12 * 400, counted
+        # Blocks of 8 requests, and with their tails of the 4 that are handed over. The engine keeps the locks that it had, which serve some
+        # of the keys. The blocks that wait for a lock first end with its time-out, unless it comes before.
+        outcomes = {name.partition("/")[2]: count for name, count in counted.items() if name.startswith("published_blocks/")}
+        assert outcomes.keys() <= {"stored", "no_lock", "timeout"} and sum(outcomes.values()) == 8 * 3 + 4 * 4, counted
+        assert outcomes["no_lock"] >= 8 and counted["prompt_tokens/computed"] == 12 * 400, counted
         # A hand-over that says what was not published is a hint that fails, and no wait.
         expected = running.handed_over([prompt(400, next(seed))])
         began = time.monotonic()
         running.outputs([prompt(400, 99)], max_tokens=1, extra_args=expected[0])
-        assert time.monotonic() - began < 2 * usual_s + patience_s + SPARE_S
+        assert time.monotonic() - began < 2 * usual_s + PATIENCE_S + SPARE_S
         manager.go_on()
         deadline = time.monotonic() + WAITS_S
         while saves.is_held_up:

@@ -58,7 +58,7 @@ def test_a_flipped_byte_of_any_group_is_never_served(folder, make_pool, group, p
         running.settle()
         running.llm.reset_prefix_cache()
         side = running.scheduler_side
-        size = running.worker_side._attached.groups[group].block_bytes
+        size = running.worker_side.attachment.groups[group].block_bytes
         (key, payload) = _a_block(running, asked, group, size)
         flip_bytes(pool, payload, [size // 3])
         running.counted()
@@ -78,14 +78,14 @@ def test_a_flipped_byte_of_any_group_is_never_served(folder, make_pool, group, p
 
 def _a_block(running, asked, group: int, size: int) -> tuple[bytes, bytes]:
     """Key and bytes of the last full block of a prompt."""
-    from kvbm_cxl.vllm_integration.tracked import Tracked
+    from kvbm_cxl.vllm_integration.request_state import RequestState
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
     side = running.scheduler_side
     request = Request("keys", asked["prompt_token_ids"], SamplingParams(), None, block_hasher=running.core.request_block_hasher)
     last = LENGTH // side.shape.groups[group].block_tokens - 1
-    (key,) = side.names.keys(Tracked(request), last, last + 1, group)
+    (key,) = side.names.keys(RequestState(request), last, last + 1, group)
     into = bytearray(size)
     assert side.access.call(lambda cache: cache.pull(side.names.by_group[group][0], key, into))
     return key, bytes(into)

@@ -7,7 +7,7 @@ import time
 import pytest
 import tiny_models
 from engines import engine, prompt
-from kvbm_cxl.vllm_integration.save_job import SaveJob
+from kvbm_cxl.vllm_integration.saver import SaveJob
 
 # No tail, behind whose tokens anything may stand.
 PROMPT, STEP_TOKENS = prompt(1504, 1), 128

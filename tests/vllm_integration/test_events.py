@@ -27,6 +27,12 @@ CELLS = "1K:20%,512K:50%"
 PATIENCE_S = 20
 
 
+@pytest.fixture(autouse=True)
+def period(monkeypatch):
+    """Rounds follow one another faster than those of an engine."""
+    monkeypatch.setattr(events_module, "PERIOD_S", 0.02)
+
+
 def namespace(rank: int = 0) -> kvbm_cxl.Namespace:
     return kvbm_cxl.Namespace(
         model="m", dtype="d", layer_count=1, kv_head_count=1, head_size=8, block_tokens=BLOCK_TOKENS, layout="l", tp_rank=rank, tp_size=2
@@ -55,7 +61,7 @@ class Host:
 
     def __init__(self, pool: str, number: int, ranks: int = 1, **options) -> None:
         # Other options are another pool of this process, and so another process as far as the pool can tell.
-        self.config = ConnectorConfig.read({"pool": pool, "cache": {"remembered_keys": 1000 + number}, "events_period_ms": 20, **options})
+        self.config = ConnectorConfig.read({"pool": pool, "cache": {"lock_timeout_ms": 10_000 + number}, **options})
         self.access = pool_access.acquire(self.config)
         self.namespaces = [namespace(rank) for rank in range(ranks)]
         self.tally = Tally()
@@ -341,13 +347,13 @@ def test_a_schedulers_blocks_become_events_of_all_engines(hosts, begun):
     told, elsewhere = begun(one), begun(other)
     asked = request("asked", tokens(3 * BLOCK_TOKENS + 5), lora_request=LoRARequest("adapter", 4, "/nowhere"), cache_salt="salt")
     blocks = list(map(bytes, asked.block_hashes))
-    told.ordered(asked, 0, 3, BLOCK_TOKENS)
+    told.note_order(asked, 0, 3, BLOCK_TOKENS)
     one.publish([SimpleNamespace(block_hash=block) for block in blocks])
     keys = [block_key(block) for block in blocks]
     # A rank is missing.
-    told.stored({keys[0]: 2, keys[1]: 1, keys[2]: 2}, 2)
+    told.note_stored({keys[0]: 2, keys[1]: 1, keys[2]: 2}, 2)
     first = taken(told, 2)
-    told.stored({keys[1]: 1}, 2)
+    told.note_stored({keys[1]: 1}, 2)
     assert [event.block_hashes for event in first + taken(told, 1)] == [[int.from_bytes(blocks[at][-8:])] for at in (0, 2, 1)]
     found = {event.block_hashes[0]: event for event in taken(elsewhere, 3)}
     assert all(isinstance(event, BlockStored) and event.medium == "DISK" for event in found.values())
@@ -380,7 +386,7 @@ def test_blocks_are_announced_again_after_vllm_cleared_its_own(hosts, begun, mon
     one.publish(blocks)
     one.announcer.round(blocks)
     announced, manager = begun(one), Clearing()
-    engine_watch.watch_cleared(manager, announced.cleared)
+    engine_watch.watch_cleared(manager, announced.note_cleared)
     taken(announced, 10)
     manager.events = [*other]
     assert manager.take_events() == other and manager.take_events() is None
@@ -424,7 +430,7 @@ def test_without_small_cells_nothing_is_told(make_pool, begun, caplog_vllm):
     host = Host(make_pool(), 1)
     events = begun(host)
     assert events._thread is None and len(caplog_vllm) == 1 and "cells" in caplog_vllm[0]
-    events.ordered(request("asked", tokens(64)), 0, 4, BLOCK_TOKENS)
+    events.note_order(request("asked", tokens(64)), 0, 4, BLOCK_TOKENS)
     assert events.take() == [] and not events._ordered
     host.access.release()
 

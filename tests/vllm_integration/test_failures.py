@@ -7,6 +7,7 @@ import time
 
 import kvbm_cxl
 import pytest
+from kvbm_cxl.vllm_integration import events as events_module
 from kvbm_cxl.vllm_integration import failures, pool_access
 from kvbm_cxl.vllm_integration.announcer import Announcer
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
@@ -17,10 +18,7 @@ from kvbm_cxl.vllm_integration.stats import Tally
 
 
 def _counted(reporting: ThreadFailures) -> dict[str, int]:
-    tally = Tally()
-    reporting.count_in(tally)
-    stats = tally.take()
-    return stats.data["counters"] if stats else {}
+    return {f"thread_errors/{reason}": count for reason, count in reporting.take_counts().items() if count}
 
 
 def _lost() -> kvbm_cxl.CxlError:
@@ -77,8 +75,9 @@ def test_a_pool_is_tried_again_after_any_error(monkeypatch):
 
 @pytest.mark.parametrize("failing", ("round", "refresh"))
 def test_a_round_of_events_that_fails_is_reported_and_the_next_goes_on(monkeypatch, failing):
+    monkeypatch.setattr(events_module, "PERIOD_S", 0.001)
     access = pool_access.PoolAccess("pool", {})
-    events = PoolEvents(ConnectorConfig.read({"pool": "pool", "events_period_ms": 1}), access, Outlet(), Tally())
+    events = PoolEvents(ConnectorConfig.read({"pool": "pool"}), access, Outlet(), Tally())
     rounds = threading.Semaphore(0)
 
     def fails(self, _):

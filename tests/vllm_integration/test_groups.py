@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.groups import Kind, Shape, shape_of
 from requests_of_vllm import request, tokens
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator

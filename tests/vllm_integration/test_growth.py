@@ -11,14 +11,14 @@ import kvbm_cxl
 import pytest
 import test_scheduler_side
 import test_worker_side
-from kvbm_cxl.vllm_integration import block_names, bounded, handover, pool_access
+from kvbm_cxl.vllm_integration import block_names, handover, limits, pool_access
 from kvbm_cxl.vllm_integration import events as events_module
 from kvbm_cxl.vllm_integration.events import PoolEvents
 from kvbm_cxl.vllm_integration.failures import ThreadFailures
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
 from kvbm_cxl.vllm_integration.movers import CopyMover
 from kvbm_cxl.vllm_integration.publisher import Outlet
-from kvbm_cxl.vllm_integration.tracked import Tracked
+from kvbm_cxl.vllm_integration.request_state import RequestState
 from object_sizes import grown, sizes
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, request, tokens
 from vllm.lora.request import LoRARequest
@@ -35,7 +35,7 @@ def test_an_object_for_each_request_is_seen():
     """The check itself: in whatever container, at whatever depth."""
     failures = ThreadFailures()
     before = sizes(failures)
-    leaks = ({number: 1 for number in range(50)}, [[number] for number in range(50)], {"one": [Tracked(request("r", [1]))] * 1})
+    leaks = ({number: 1 for number in range(50)}, [[number] for number in range(50)], {"one": [RequestState(request("r", [1]))] * 1})
     for place, leak in enumerate(leaks):
         failures.leak = leak
         assert bool(grown(before, sizes(failures), SPARE)) == (place < 2)
@@ -75,18 +75,18 @@ def _one_request(here, number: int, choose: random.Random) -> None:
     lora = LoRARequest(f"adapter {number}", number + 1, "/nowhere") if number % 4 == 0 else None
     asked = request(f"request {number}", tokens(2 * BLOCK_TOKENS + 3, number), params, lora_request=lora, cache_salt=str(number))
     asked.resumable = number % 5 == 1
-    here.side.matched(asked, 0)
+    here.side.match(asked, 0)
     if lora:
         here.side.step(Scheduled())
         report = WorkerReport(0)
         report.adapters = {0: {lora.lora_int_id: number.to_bytes(16)}}
         here.side.report(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set(), finished_sending=None))
-        here.side.matched(asked, 0)
+        here.side.match(asked, 0)
     if number % 7 == 2:
-        here.side.finished(asked)  # Aborted in the queue.
+        here.side.finish(asked)  # Aborted in the queue.
         return
-    external, _ = here.side.matched(asked, 0)
-    here.side.allocated(asked, allocation(list(range(8))), external or 0)
+    external, _ = here.side.match(asked, 0)
+    here.side.note_allocation(asked, allocation(list(range(8))), external or 0)
     blocks = {asked.request_id: [1, 2, 3]}
     orders = here.side.step(Scheduled({asked.request_id: asked.num_prompt_tokens}, blocks, first={asked.request_id}))
     keys = {key: 1 for save in orders.saves for key in save.keys} if number % 6 else {}
@@ -94,7 +94,7 @@ def _one_request(here, number: int, choose: random.Random) -> None:
     here.side.report(SimpleNamespace(kv_connector_worker_meta=report, finished_recving={asked.request_id}, finished_sending=None))
     if number % 8 == 3:
         here.side.step(Scheduled(preempted_req_ids={asked.request_id}))
-    here.side.finished(asked)
+    here.side.finish(asked)
     here.side.step(Scheduled())
     here.side.take_stats()
 
@@ -102,7 +102,7 @@ def _one_request(here, number: int, choose: random.Random) -> None:
 def test_the_schedulers_side_keeps_nothing_of_requests(schedulers, monkeypatch):
     # Bounds that the first half of the requests reaches.
     monkeypatch.setattr(events_module, "_MAX_ORDERED", 50)
-    monkeypatch.setattr(bounded, "MAX_REMEMBERED", 50)
+    monkeypatch.setattr(limits, "MAX_REMEMBERED", 50)
     monkeypatch.setattr(block_names, "_MAX_STALE", 50)
     here, choose = schedulers(), random.Random(7)
     here.side.events = here.side.saving.events = events = PoolEvents(here.config, here.access, Outlet(), here.side.tally)

@@ -46,7 +46,7 @@ class Bench:
         blocks = -(-asked.num_tokens // BLOCK_TOKENS)
         table = ids or ([*range(100, 100 + blocks)], [*range(200, 200 + blocks)])
         asked.num_computed_tokens = begin
-        self.side.matched(asked, computed)
+        self.side.match(asked, computed)
         states = {asked.request_id: list(offered)} if offered else {}
         output = SchedulerOutput.make_empty()
         output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: end - begin}, end - begin
@@ -67,10 +67,10 @@ class Bench:
         assert self.access.call(lambda cache: cache.evict(self.namespaces[group][rank], key))
 
     def admit(self, asked, computed: int = 0, finish: bool = True):
-        external, _ = self.decode.matched(asked, computed)
+        external, _ = self.decode.match(asked, computed)
         blocks = -(-(computed + external) // BLOCK_TOKENS)
         table = ([*range(300, 300 + blocks)], [*range(400, 400 + blocks)])
-        self.decode.allocated(asked, SimpleNamespace(get_block_ids=lambda: table), external)
+        self.decode.note_allocation(asked, SimpleNamespace(get_block_ids=lambda: table), external)
         loads = self.decode.step(Scheduled()).loads
         if finish:
             self.decode.report(SimpleNamespace(kv_connector_worker_meta=None, finished_recving={asked.request_id}, finished_sending=None))
@@ -164,9 +164,9 @@ def _boundary(side, prompt, computed: int = 0, known: int = 0) -> int:
     """Where vLLM keeps a state of a prompt that is looked up; `known`: where it does by itself."""
     asked = request("looks", prompt)
     asked.shared_prefix_boundary = known
-    side.matched(asked, computed)
+    side.match(asked, computed)
     side.step(Scheduled())
-    side.finished(asked)
+    side.finish(asked)
     return asked.shared_prefix_boundary
 
 
@@ -197,7 +197,7 @@ def test_no_state_is_asked_for_that_may_not_be_published(bench):
     assert _boundary(here.side, other) == 80
     asked = request("of earlier weights", other)
     here.side._track(asked).stale = True
-    here.side.matched(asked, 0)
+    here.side.match(asked, 0)
     assert asked.shared_prefix_boundary == 0
     here.side.names.era.suspect("a call")
     assert _boundary(here.side, other) == 0
@@ -251,6 +251,6 @@ def test_prefill_promises_decode_what_it_can_find(bench):
         here = bench(shape)
         asked = request("a", tokens(100), handover.prefill_params())
         here.run(asked, 0, 100, offered=[(1, 777, 96)] if shape is RECURRENT else ())
-        _, params = here.side.finished(asked)
+        _, params = here.side.finish(asked)
         assert handover.expected_of(params).tokens == found
-        assert here.side.matched(request("b", tokens(100), params), 0) == (found, True)
+        assert here.side.match(request("b", tokens(100), params), 0) == (found, True)

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 import torch
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import identity, support
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Shape, kind_of
 from kvbm_cxl.vllm_integration.settings import config_text
 from kvbm_cxl.vllm_integration.shards import shards_of
@@ -100,8 +101,8 @@ def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", optio
     cache = cache or _cache_config()
     spec = cache.kv_cache_groups[0].kv_cache_spec
     group = Group(0, tuple(cache.kv_cache_groups[0].layer_names), spec.block_size, *kind_of(spec))
-    vllm_config = _vllm_config(**changes)
-    shards = shards_of(vllm_config.parallel_config.tensor_parallel_size, rank, cache.kv_tp_replicas, [spec.num_kv_heads], config.stored_tp)
+    vllm_config, heads = _vllm_config(**changes), [getattr(spec, "num_kv_heads", 1)]
+    shards = shards_of(vllm_config.parallel_config.tensor_parallel_size, rank, cache.kv_tp_replicas, heads, config.stored_tp)
     (fields,) = identity.namespace_fields(vllm_config, cache, config, Shape((group,), 16, 16), shards)[0]
     return str(kvbm_cxl.Namespace(**fields))
 
@@ -142,6 +143,16 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
         "adapter of the loader": _namespace(monkeypatch, model_loader_extra_config={"qlora_adapter_name_or_path": "x"}),
     }
     assert len({mine, *others.values()}) == 1 + len(others), others
+
+
+def test_what_else_a_group_keeps_changes_the_namespace(monkeypatch):
+    """Windows of another length, and states of another order that take as many bytes."""
+    narrow = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=32)
+    shapes = ((4, 8), (8, 8)), ((8, 8), (4, 8))
+    states = [MambaSpec(block_size=16, shapes=each, dtypes=(torch.float32,) * 2, mamba_cache_mode="align") for each in shapes]
+    assert states[0].page_size_bytes == states[1].page_size_bytes
+    specs = (SPEC, SLIDING, narrow, *states)
+    assert len({_namespace(monkeypatch, cache=_cache_config(spec)) for spec in specs}) == len(specs)
 
 
 def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(tmp_path):
@@ -270,6 +281,8 @@ def test_a_draft_model_is_part_of_the_groups_that_may_have_its_layers(monkeypatc
     others = [drafts("eagle", model="e"), drafts("eagle", hf_config=HfConfig(layers=2)), drafts("draft_model"), drafts("eagle", "dummy")]
     assert len({named(each)["draft"] for each in (*others, eagle)}) == 5
     assert named(drafts("draft_model"), is_draft=False), "vLLM does not say where its layers are"
+    speculative = (None, drafts("draft_model"), drafts("draft_model", hf_config=HfConfig(layers=2)))
+    assert len({_namespace(monkeypatch, speculative_config=each) for each in speculative}) == 3
 
 
 def test_backends_of_all_layers_and_their_instruction_sets_count(monkeypatch):

@@ -5,7 +5,9 @@ import threading
 import time
 
 import pytest
-from kvbm_cxl.vllm_integration.jobs import CopyTimeout, Loads, Saves
+from kvbm_cxl.vllm_integration.loader import Loads
+from kvbm_cxl.vllm_integration.movers import CopyTimeout
+from kvbm_cxl.vllm_integration.saver import Saves
 
 
 class Job:
@@ -30,11 +32,11 @@ class Gate(Job):
 
     def __init__(self, keys, len_bytes, block_ids=()) -> None:
         super().__init__(keys, len_bytes, self._run, block_ids)
-        self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, None
+        self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, threading.current_thread()
 
     def keep(self, places) -> None:
         super().keep(places)
-        self.places, self.maker = places, threading.current_thread()
+        self.places = places
 
     def _run(self) -> None:
         assert threading.current_thread() is not self.maker
@@ -85,13 +87,13 @@ def test_steps_and_requests_end_with_their_last_save(saves):
     first, second = Gate([b"k1"], 10), Gate([b"k2"], 10)
     saves.submit(("a", 1), first)
     saves.submit(("a", 2), second)
-    assert saves.busy("a") and not saves.busy("b") and saves.done_step(5) == 0
+    assert saves.is_busy("a") and not saves.is_busy("b") and saves.done_step(5) == 0
     second.go_on.set()
     _eventually(lambda: b"k2" not in saves._by_key)
-    assert saves.busy("a") and saves.done_step(5) == 0
+    assert saves.is_busy("a") and saves.done_step(5) == 0
     first.go_on.set()
     saves.wait(["a"])
-    assert not saves.busy("a") and saves.done_step(5) == 5
+    assert not saves.is_busy("a") and saves.done_step(5) == 5
 
 
 def test_a_key_under_way_is_not_published_twice_but_waited_for(saves):
@@ -100,12 +102,12 @@ def test_a_key_under_way_is_not_published_twice_but_waited_for(saves):
     saves.submit(("a", 1), gate)
     saves.submit(("b", 1), other)
     assert other.begun.wait(30) and other.places == [1]
-    assert saves.busy("b")
+    assert saves.is_busy("b")
     with pytest.raises(CopyTimeout, match="request b .*cxlctl doctor"):
         saves.wait(["b"])
     gate.go_on.set()
     saves.wait(["a", "b"])
-    assert gate.places == [0, 1] and gate.maker is other.maker is threading.current_thread()
+    assert gate.places is None, "it keeps all"
 
 
 def test_all_keys_under_way_need_no_job(saves):
@@ -158,10 +160,13 @@ def test_a_job_that_raises_is_over_too(saves):
     saves.wait(["a"])
     assert saves._bytes == 0 and saves.done_step(1) == 1
     assert saves.failures.last_error.message == "OSError: what else may happen"
-    not_begun = Job([b"k1"], 10)
+    gate, not_begun = Gate([b"k1"], 10), Job([b"k1", b"k2"], 20)
     not_begun.keep = lambda places: raises()
+    saves.submit(("b", 2), gate)
     with pytest.raises(OSError):
         saves.submit(("a", 2), not_begun)
+    gate.go_on.set()
+    saves.wait(["a", "b"])
     assert saves._bytes == 0 and saves.done_step(2) == 2 and not saves._by_key, "what was not begun is not waited for"
 
 
@@ -192,7 +197,7 @@ def test_cells_that_do_not_come_hold_nothing_up(saves, way):
     # Who waits for blocks does not care for the others.
     assert waiting.told == ([] if way == "blocks" else ["given up"]) and saves.is_held_up
     began_s = time.monotonic()
-    assert saves.submit(("c", 2), later) and later.told[-1] == "given up" and not saves.busy("c")
+    assert saves.submit(("c", 2), later) and later.told[-1] == "given up" and not saves.is_busy("c")
     saves.wait(["c"])
     assert time.monotonic() - began_s < 25 and not later.asked.is_set()
     # The call returns after all: its cells are given back, nothing of it is copied, and publishing goes on.
@@ -218,7 +223,7 @@ def test_a_time_out_is_probed_until_the_locks_come(saves):
     saves.submit(("q", 1), queued)
     first.may_come.set()
     saves.wait(["a"])
-    _eventually(lambda: not saves.busy("q"))
+    _eventually(lambda: not saves.is_busy("q"))
     assert queued.told == ["given up"], "what is queued does not wait for the probe"
     assert first.begun.is_set(), "its outcome is counted where it runs"
     _eventually(lambda: first.probes > 3)
@@ -251,11 +256,11 @@ def test_late_jobs_are_given_up_where_no_step_waits(saves):
     saves.submit(("b", 1), waiting)
     assert stuck.asked.wait(30)
     saves.give_up_late(60)
-    assert saves.busy("a") and stuck.told == []
+    assert saves.is_busy("a") and stuck.told == []
     time.sleep(0.02)
     saves.give_up_late(0.01)
-    assert not (saves.busy("a") or saves.busy("b")) and stuck.told == waiting.told == ["given up"]
-    assert saves.busy("z"), "what is being copied is not given up"
+    assert not (saves.is_busy("a") or saves.is_busy("b")) and stuck.told == waiting.told == ["given up"]
+    assert saves.is_busy("z"), "what is being copied is not given up"
     copied.go_on.set()
     stuck.may_come.set()
     saves.wait(["z"])
@@ -289,7 +294,7 @@ def test_loads_end_when_all_their_jobs_have():
     gate.set()
     _eventually(lambda: loads._done)
     (done,) = loads.take_done()
-    assert done.request_id == "a" and done.failed_blocks == {3} and not done.cancelled
+    assert done.request_id == "a" and done.failed_blocks == {3} and not done.is_cancelled
     assert loads.take_done() == []
     loads.close()
 
@@ -341,7 +346,7 @@ def test_what_has_not_begun_of_a_cancelled_load_is_left_out():
     gate.set()
     _eventually(lambda: loads._done)
     (done,) = loads.take_done()
-    assert done.cancelled and done.failed_blocks == {2}
+    assert done.is_cancelled and done.failed_blocks == {2}
     loads.close()
 
 

@@ -6,7 +6,7 @@ import sys
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration.keys import block_key, block_keys, encode, named, parents, tail_key
+from kvbm_cxl.vllm_integration.keys import block_key, block_keys, encode, name_variant, tail_key
 from requests_of_vllm import BLOCK_TOKENS, request, tokens
 
 
@@ -108,14 +108,9 @@ def test_encoding_tells_values_apart():
         encode(1.5)
 
 
-def test_parents():
-    assert parents(b"p", [b"a", b"b", b"c"]) == [b"p", b"a", b"b"]
-    assert parents(None, [b"a"]) == [None] and parents(b"p", []) == []
-
-
 def test_weights_and_adapters_are_part_of_a_key():
     """Each of both, and neither in the place of the other."""
     key, other = bytes(range(16)), bytes(range(16, 32))
-    assert named(key, b"", b"") == key
-    names = [named(key, *more) for more in ((other, b""), (b"", other), (other, other), (other, key), (key, other))]
-    assert len({key, *names, named(other, other, b"")}) == 7 and {len(name) for name in names} == {16}
+    assert name_variant(key, b"", b"") == key
+    names = [name_variant(key, *more) for more in ((other, b""), (b"", other), (other, other), (other, key), (key, other))]
+    assert len({key, *names, name_variant(other, other, b"")}) == 7 and {len(name) for name in names} == {16}

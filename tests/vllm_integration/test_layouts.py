@@ -37,7 +37,7 @@ def _handed_over(layout: Layout, pool: str, **options) -> Driven:
         assert found == decode.shape.reach(LENGTH, True) > LENGTH - 2 * decode.shape.align_tokens
         compared = set()
         for group in decode.shape.groups:
-            for block in group.needed(found):
+            for block in group.needed_blocks(found):
                 for name in group.layer_names or layout.kv_cache_config.kv_cache_groups[group.index].layer_names:
                     source = blocks_of(prefill.kv_caches[name], layout.kv_cache_config, sources[group.index][block])
                     blocks_of(expected[name], layout.kv_cache_config, targets[group.index][block]).copy_(source)

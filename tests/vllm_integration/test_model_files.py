@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import kvbm_cxl
 import numpy
 import pytest
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import file_digests, identity, model_files
-from kvbm_cxl.vllm_integration.config import ConfigError
 from kvbm_cxl.vllm_integration.file_digests import FileChangedError, FileDigests, state_folder
 from safetensors.numpy import load_file, save_file
 

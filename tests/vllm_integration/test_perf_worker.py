@@ -38,8 +38,8 @@ def test_a_wrong_byte_ends_it(tmp_path, monkeypatch):
         return failed
 
     for name in ("namespace_fields", "shape_of"):
-        monkeypatch.setattr(f"kvbm_cxl.vllm_integration.worker.{name}", None)
-    monkeypatch.setattr("kvbm_cxl.vllm_integration.worker.WorkerSide._ranks", None)
+        monkeypatch.setattr(f"kvbm_cxl.vllm_integration.attachment.{name}", None)
+    monkeypatch.setattr("kvbm_cxl.vllm_integration.attachment.Attacher._ranks", None)
     monkeypatch.setattr(program.Side, "load", damaging)
     with pytest.raises(SystemExit, match="a byte of the worker's blocks is wrong"):
         program.measure(f"{tmp_path / 'pool'},size=512M", "cpu", 0)

@@ -5,8 +5,9 @@ import time
 
 import kvbm_cxl
 import pytest
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import pool_access
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.pool_access import PoolLost, acquire, error_kind
 
 

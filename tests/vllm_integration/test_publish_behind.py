@@ -22,7 +22,7 @@ schedulers = test_scheduler_side.bench
 
 
 def _presence(bench, keys):
-    return bench.access.call(lambda cache: cache.presence(bench.side._attached.namespace, keys))
+    return bench.access.call(lambda cache: cache.presence(bench.side.attachment.own[0].namespaces[0], keys))
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -84,8 +84,8 @@ def test_only_the_blocks_that_change_are_waited_for(workers, monkeypatch, order)
 def test_states_are_copied_before_the_rest(workers, monkeypatch):
     """With one thread the next step would wait for all of a long prompt."""
     here, submitted = workers(publish_behind=True, workers=1), []
-    submit = here.side._saves.submit
-    monkeypatch.setattr(here.side._saves, "submit", lambda owner, job: submitted.append(job.keys) or submit(owner, job))
+    submit = here.side.saver.saves.submit
+    monkeypatch.setattr(here.side.saver.saves, "submit", lambda owner, job: submitted.append(job.keys) or submit(owner, job))
     here.run(saves=[Blocks("a", KEYS[:2], [0, 1]), Blocks("a", KEYS[2:3], [7], is_state=True)], complete={"a"})
     assert submitted == [KEYS[2:3], KEYS[:2]]
 
@@ -93,7 +93,7 @@ def test_states_are_copied_before_the_rest(workers, monkeypatch):
 @pytest.mark.parametrize("waits", (True, False))
 def test_where_vllm_clears_blocks_first_no_step_ends_before_its_copies(workers, monkeypatch, waits):
     here = workers(publish_behind=True)
-    here.side._clears_first = waits
+    here.side.saver.clears_first = waits
     slow = Slow(here, monkeypatch)
     step = here.orders(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
     saving = threading.Thread(target=lambda: here.side.save(step))
@@ -118,9 +118,9 @@ def test_cells_of_a_pool_that_fails_are_a_save_that_is_counted(workers, monkeypa
     def refused(*_):
         raise kvbm_cxl.CxlError("no")
 
-    monkeypatch.setattr(type(here.side._attached.mover), "announce", refused)
+    monkeypatch.setattr(type(here.side.attachment.own[0].mover), "announce", refused)
     here.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
-    here.side._saves.wait(["a"])
+    here.side.saver.saves.wait(["a"])
     assert [name for name, count in here.counts().items() if name.startswith("published_blocks/") and count == 2]
     assert _presence(here, KEYS[:2]) == ["absent"] * 2
 
@@ -137,14 +137,15 @@ def _asked(here, name="a", seed=0):
     return request(name, tokens(96, seed), handover.Expected(96, str(here.namespaces[0])).to_params())
 
 
-def test_decode_waits_as_long_as_blocks_are_coming(schedulers):
-    here = schedulers(handover_wait_ms=0, ranks=2)
+def test_decode_waits_as_long_as_blocks_are_coming(schedulers, waits):
+    waits(handover_ms=0)
+    here = schedulers(ranks=2)
     asked = _asked(here)
     here.publish(asked, 4)
     here.publish(asked, 6, ranks=1)
     coming, layout = _reserve(here, asked, 4, 6, namespace=1)
     for _ in range(5):
-        assert here.side.matched(asked, 0) == (None, False) and here.pinned == 0
+        assert here.side.match(asked, 0) == (None, False) and here.pinned == 0
         here.side.step(Scheduled())
         time.sleep(0.01)
     assert coming.publish(layout, range(2)) == ["stored"] * 2
@@ -153,33 +154,36 @@ def test_decode_waits_as_long_as_blocks_are_coming(schedulers):
     here.finish_load("a")
 
 
-def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers):
-    here = schedulers(handover_wait_ms=0)
+def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers, waits):
+    waits(handover_ms=0)
+    here = schedulers()
     asked = _asked(here)
     here.publish(asked, 4)
     coming, _ = _reserve(here, asked, 4, 6)
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     coming.release()
     assert here.admit(asked)[0] == 64
     assert here.counts()["handovers/short"] == 1
     here.finish_load("a")
 
 
-def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers):
-    here = schedulers(handover_wait_ms=0)
+def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers, waits):
+    waits(handover_ms=0)
+    here = schedulers()
     asked = _asked(here)
     here.publish(asked, 3)
     coming, _ = _reserve(here, asked, 4, 6)
-    assert here.side.matched(asked, 0) == (48, True)
+    assert here.side.match(asked, 0) == (48, True)
     coming.release()
 
 
-def test_decode_waits_no_longer_than_copies_may_take(schedulers):
-    here = schedulers(handover_wait_ms=0, copy_timeout_ms=30)
+def test_decode_waits_no_longer_than_copies_may_take(schedulers, waits):
+    waits(handover_ms=0, copy_ms=30)
+    here = schedulers()
     asked = _asked(here)
     here.publish(asked, 4)
     coming, _ = _reserve(here, asked, 4, 6)
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     time.sleep(0.05)
-    assert here.side.matched(asked, 0) == (64, True)
+    assert here.side.match(asked, 0) == (64, True)
     coming.release()

@@ -19,9 +19,9 @@ def test_requests_are_recorded_once_with_what_was_found(bench, tmp_path):  # noq
     first, second = request("a", tokens(100)), request("b", tokens(100))
     here.admit(first)
     here.publish(first, 6, tail=True)
-    here.side.matched(second, 32)
-    assert here.side.matched(second, 32) == (68, True), "asked again, as vLLM does"
-    here.side.allocated(second, allocation(list(range(7))), 68)
+    here.side.match(second, 32)
+    assert here.side.match(second, 32) == (68, True), "asked again, as vLLM does"
+    here.side.note_allocation(second, allocation(list(range(7))), 68)
     here.side.step(Scheduled())
     here.finish_load("b")
     here.side.close()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from kvbm_cxl.vllm_integration import handover
-from kvbm_cxl.vllm_integration.keys import block_keys, named, tail_key
+from kvbm_cxl.vllm_integration.keys import block_keys, name_variant, tail_key
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake, WorkerReport
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, request, tokens
 from test_scheduler_side import Bench, _begin, _run, bench  # noqa: F401
@@ -49,9 +49,9 @@ def test_after_a_reset_equal_weights_find_everything_again(here):
     here.publish(asked, 6, tail=True)
     for told in (here.side.reset, lambda: here.side.weights_may_change("a call")):
         told()
-        assert here.side.matched(asked, 0) == (None, False), "it is not known yet which weights there are"
+        assert here.side.match(asked, 0) == (None, False), "it is not known yet which weights there are"
         _answer(here, START)
-        assert here.side.matched(asked, 0) == (96, True)
+        assert here.side.match(asked, 0) == (96, True)
         here.side.step(Scheduled())
     assert here.counts()["lookups/deferred"] == 2
 
@@ -69,11 +69,11 @@ def test_after_a_reset_other_weights_find_nothing_of_before(here):
     for key in fresh:
         here.access.call(lambda cache: cache.publish(here.namespaces[0], key, key))
     handed_over = handover.Expected(100, str(here.namespaces[0])).to_params()
-    assert here.side.matched(request("b", tokens(100), handed_over), 0) == (100, True), "what it publishes from here on it finds"
+    assert here.side.match(request("b", tokens(100), handed_over), 0) == (100, True), "what it publishes from here on it finds"
     here.side.step(Scheduled())
     here.side.reset()
     _answer(here, START)
-    assert here.side.matched(request("c", tokens(100), handed_over), 0) == (100, True), "and with the first weights what was there before"
+    assert here.side.match(request("c", tokens(100), handed_over), 0) == (100, True), "and with the first weights what was there before"
     here.side.step(Scheduled())
 
 
@@ -82,8 +82,8 @@ def test_weights_without_a_fingerprint_share_nothing(bench):  # noqa: F811
     here.publish(asked, 6, tail=True)
     here.side.reset()
     _answer(here, START)
-    assert here.side.matched(asked, 0) == (0, False)
-    here.side.allocated(asked, allocation([]), 0)
+    assert here.side.match(asked, 0) == (0, False)
+    here.side.note_allocation(asked, allocation([]), 0)
     first = {key for save in _run(here, asked, 100).saves for key in save.keys}
     here.side.reset()
     _answer(here, START)
@@ -109,12 +109,12 @@ def test_a_request_that_went_on_with_other_weights_publishes_nothing(here):
     _begin(here, asked)
     _run(here, asked, 32)
     here.side.weights_may_change("a call")
-    here.side.matched(waits, 0)
+    here.side.match(waits, 0)
     orders = _run(here, asked, 32)
     _tell(here, orders, weights=OTHER)
     here.side.local_cache_was_reset()
     assert not _run(here, asked, 36).saves, "its first blocks are of the earlier weights, and those after depend on them"
-    assert here.side.finished(asked)[1] is None
+    assert here.side.finish(asked)[1] is None
     _begin(here, waits)
     assert len(_run(here, waits, 100).saves) == 2, "a request that waited meanwhile is computed with the new ones alone"
 
@@ -123,12 +123,12 @@ def test_nothing_is_published_upon_what_vllm_kept_of_other_weights(here):
     first = request("a", tokens(100))
     _begin(here, first)
     _run(here, first, 100)
-    here.side.finished(first)
+    here.side.finish(first)
     here.side.weights_may_change("a call")
     _answer(here, OTHER)
     second = request("b", tokens(100))
     _begin(here, second)
-    assert not _run(here, second, 100).saves and here.side.finished(second) == (False, None)
+    assert not _run(here, second, 100).saves and here.side.finish(second) == (False, None)
     here.side.local_cache_was_reset()
     here.side.weights_may_change("a reset")
     _answer(here, OTHER)
@@ -142,7 +142,7 @@ def test_a_hand_over_tells_of_weights(here):
         asked = request(name, tokens(100), handover.prefill_params())
         _begin(here, asked)
         _run(here, asked, 100)
-        return handover.expected_of(here.side.finished(asked)[1])
+        return handover.expected_of(here.side.finish(asked)[1])
 
     before = published("a")
     here.side.local_cache_was_reset()
@@ -150,7 +150,7 @@ def test_a_hand_over_tells_of_weights(here):
     _answer(here, OTHER)
     after = published("b")
     assert before.facts["weights"] == "" and after.facts["weights"] and before.namespace == after.namespace
-    assert here.side.matched(request("c", tokens(100, 5), before.to_params()), 0) == (0, False), "of the earlier weights"
+    assert here.side.match(request("c", tokens(100, 5), before.to_params()), 0) == (0, False), "of the earlier weights"
     assert here.counts()["handovers/foreign"] == 1
 
 
@@ -161,7 +161,7 @@ def test_a_hand_over_of_earlier_weights_is_not_promised(here):
     assert len(_run(here, asked, 100).saves) == 2
     here.side.weights_may_change("a call")
     _tell(here, _run(here, asked, 1), weights=OTHER)
-    assert here.side.finished(asked)[1] is None
+    assert here.side.finish(asked)[1] is None
 
 
 # Adapters
@@ -173,19 +173,19 @@ def _adapted(name: str, params: dict | None = None, length: int = 100):
 
 def _publish_adapted(here: Bench, asked, content: bytes) -> None:
     for key in _all_keys(asked):
-        key = named(key, b"", content)
+        key = name_variant(key, b"", content)
         here.access.call(lambda cache: cache.publish(here.namespaces[0], key, key))
 
 
 def test_an_adapter_that_is_not_known_yet_is_loaded_first(here):
     asked = _adapted("a", params=handover.Expected(100, str(here.namespaces[0])).to_params())
     _publish_adapted(here, asked, A)
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     orders = here.side.step(Scheduled())
     assert orders.adapters == [LORA]
     _tell(here, adapters={1: A})
-    assert here.side.matched(asked, 0) == (100, True)
-    here.side.allocated(asked, allocation(list(range(7))), 100)
+    assert here.side.match(asked, 0) == (100, True)
+    here.side.note_allocation(asked, allocation(list(range(7))), 100)
     orders = here.side.step(Scheduled())
     (load,) = orders.loads
     assert load.adapter == (1, A) and orders.adapters == [LORA], "in memory when its blocks arrive"
@@ -200,7 +200,7 @@ def test_adapters_of_one_name_never_meet(here, length):
         here.side.adapters_may_change()
         here.side.local_cache_was_reset()
         asked = _adapted(content.hex(), length=length)
-        here.side.matched(asked, 0)
+        here.side.match(asked, 0)
         here.side.step(Scheduled())
         _tell(here, adapters={1: content})
         _begin(here, asked)
@@ -215,21 +215,21 @@ def test_adapters_of_one_name_never_meet(here, length):
 
 def test_an_adapter_without_a_digest_shares_nothing(here, caplog):
     asked = _adapted("a")
-    here.side.matched(asked, 0)
+    here.side.match(asked, 0)
     here.side.step(Scheduled())
     _tell(here, adapters={1: b""})
     for name in "ab":
         asked = _adapted(name)
-        assert here.side.matched(asked, 0) == (0, False)
-        here.side.allocated(asked, allocation([]), 0)
-        assert not _run(here, asked, 100).saves and here.side.finished(asked) == (False, None)
+        assert here.side.match(asked, 0) == (0, False)
+        here.side.note_allocation(asked, allocation([]), 0)
+        assert not _run(here, asked, 100).saves and here.side.finish(asked) == (False, None)
     assert caplog.text.count("known by name alone") == 1
 
 
 def _begun_with_an_adapter(here):
     """A request whose first block was computed and saved with adapter A."""
     asked = _adapted("a")
-    here.side.matched(asked, 0)
+    here.side.match(asked, 0)
     here.side.step(Scheduled())
     _tell(here, adapters={1: A})
     _begin(here, asked)
@@ -241,7 +241,7 @@ def test_a_request_whose_adapter_was_replaced_publishes_nothing(here):
     asked = _begun_with_an_adapter(here)
     _tell(here, adapters={1: B})
     assert not _run(here, asked, 68).saves
-    assert here.side.finished(asked)[1] is None
+    assert here.side.finish(asked)[1] is None
     again = _adapted("b")
     _begin(here, again)
     assert not _run(here, again, 100).saves, "vLLM may have blocks of the first one itself, under the same hashes"

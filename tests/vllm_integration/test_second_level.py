@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import kvbm_cxl
 import pytest
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import pool_access, second_level
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape
 from kvbm_cxl.vllm_integration.keys import block_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
@@ -54,10 +55,10 @@ class Engine:
             self.others += 1
             self.access.call(lambda cache: cache.publish(other, kvbm_cxl.chain_key(None, [self.others]), bytes(4096)))
 
-    def matched(self, asked):
+    def match(self, asked):
         """What is promised once the request does not have to wait."""
         deadline = time.monotonic() + WAIT_S
-        while (found := self.side.matched(asked, 0))[0] is None:
+        while (found := self.side.match(asked, 0))[0] is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return found
@@ -117,8 +118,8 @@ def evicted(here: Engine, asked) -> list[bytes]:
 def test_an_evicted_prompt_comes_back_for_a_request_that_waits(engine, tmp_path, ranks):
     here, asked = engine(tmp_path / "store", ranks=ranks), request("a", tokens(100))
     keys = evicted(here, asked)
-    assert here.side.matched(asked, 0) == (None, False), "it waits"
-    assert here.matched(asked) == (BLOCKS * BLOCK_TOKENS, True)
+    assert here.side.match(asked, 0) == (None, False), "it waits"
+    assert here.match(asked) == (BLOCKS * BLOCK_TOKENS, True)
     for rank, namespace in enumerate(here.namespaces):
         for key in keys:
             into = bytearray(len(data_of(rank, key)))
@@ -137,14 +138,14 @@ def test_another_engine_finds_what_one_kept(engine, tmp_path):
     there = engine(tmp_path / "store")
     here.second._users = 1
     until(lambda: there.second.level.counts()["objects"] >= BLOCKS, "the store was not looked through")
-    assert there.matched(asked) == (BLOCKS * BLOCK_TOKENS, True)
+    assert there.match(asked) == (BLOCKS * BLOCK_TOKENS, True)
 
 
 def test_the_store_is_asked_once_and_not_at_all_for_what_is_there(engine, tmp_path):
     here, asked = engine(tmp_path / "store"), request("a", tokens(100))
-    assert here.side.matched(asked, 0) == (0, False), "nothing is kept, and nothing is waited for"
+    assert here.side.match(asked, 0) == (0, False), "nothing is kept, and nothing is waited for"
     here.publish(asked)
-    assert here.side.matched(asked, 0)[0] == BLOCKS * BLOCK_TOKENS
+    assert here.side.match(asked, 0)[0] == BLOCKS * BLOCK_TOKENS
 
 
 def test_damaged_and_missing_objects_are_computed(engine, tmp_path):
@@ -154,11 +155,11 @@ def test_damaged_and_missing_objects_are_computed(engine, tmp_path):
     third = next(path for path in store.rglob("*.kv") if keys[2].hex() in path.name)
     *whole, last = third.read_bytes()
     third.write_bytes(bytes([*whole, last ^ 1]))
-    assert here.matched(asked) == (2 * BLOCK_TOKENS, True), "as far as the blocks are whole"
+    assert here.match(asked) == (2 * BLOCK_TOKENS, True), "as far as the blocks are whole"
     store.rename(tmp_path / "gone")
     again = request("b", tokens(100))
     here.side.step(Scheduled())
-    assert here.matched(again)[0] == 2 * BLOCK_TOKENS
+    assert here.match(again)[0] == 2 * BLOCK_TOKENS
 
 
 def test_a_request_does_not_wait_for_a_store_that_stands_still(engine, tmp_path, monkeypatch):
@@ -167,11 +168,11 @@ def test_a_request_does_not_wait_for_a_store_that_stands_still(engine, tmp_path,
     answers, now_s = threading.Event(), 1000.0
     monkeypatch.setattr(here.second.level._store, "read", lambda path: answers.wait(WAIT_S))
     monkeypatch.setattr(second_level, "time", SimpleNamespace(monotonic=lambda: now_s))
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     now_s += 0.249
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     now_s += 0.002
-    assert here.side.matched(asked, 0) == (0, False)
+    assert here.side.match(asked, 0) == (0, False)
     answers.set()
 
 

@@ -35,13 +35,13 @@ def _saved(orders) -> list[bytes]:
 def test_a_session_is_found_and_published_like_any_request(bench):  # noqa: F811
     here, session = bench(), request("s", PROMPT, resumable=True)
     here.publish(session, 6)
-    assert here.side.matched(session, 0) == (96, True)
+    assert here.side.match(session, 0) == (96, True)
     session = request("t", tokens(100, seed=8), resumable=True)
     _answered(here, session, 105)
     _next_turn(session, tokens(60, seed=5))
     again = request("u", list(session.all_token_ids))
     assert _saved(_run(here, session, session.num_tokens - session.num_computed_tokens)) == block_keys(again, 6, 10)
-    assert here.side.finished(session)[1] is None, "it has no hand-over"
+    assert here.side.finish(session)[1] is None, "it has no hand-over"
 
 
 def test_a_block_that_ended_with_a_replaced_token_has_no_name(bench):  # noqa: F811
@@ -55,7 +55,7 @@ def test_a_block_that_ended_with_a_replaced_token_has_no_name(bench):  # noqa: F
     # Nothing of it is looked up under that hash either, once it is preempted.
     here.publish(again, 10)
     session.num_computed_tokens = 0
-    assert here.side.matched(session, 0) == (96, True)
+    assert here.side.match(session, 0) == (96, True)
     # vLLM gives the wrong block to those that have the tokens of before: what they compute upon it is theirs alone.
     other, longer = request("v", before), request("w", before + tokens(50, seed=6))
     for asked in (other, longer):
@@ -64,7 +64,7 @@ def test_a_block_that_ended_with_a_replaced_token_has_no_name(bench):  # noqa: F
     unlike = request("x", tokens(100, seed=7))
     _begin(here, unlike)
     assert _saved(_run(here, unlike, 100)) == [*block_keys(unlike, 0, 6), tail_key(unlike, BLOCK_TOKENS)]
-    here.side.finished(session)
+    here.side.finish(session)
     here.side.local_cache_was_reset()
     fresh = request("y", before)
     _begin(here, fresh)

@@ -325,7 +325,7 @@ def test_a_value_without_a_stable_text_makes_the_namespace_its_own(value, caplog
         value = value if value is sys else open(os.devnull)  # noqa: SIM115
     with pytest.raises(settings.UnstableValue):
         settings.stable(value)
-    texts = [settings.settled("a setting", lambda: settings.config_text(value)) for _ in range(2)]
+    texts = [settings.text_or_random("a setting", lambda: settings.config_text(value)) for _ in range(2)]
     assert texts[0] != texts[1] and "shares blocks with itself alone" in caplog.text
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.shards import cut_spec, replicas_of, shards_of
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttentionSpec, UniformTypeKVCacheSpecs
 

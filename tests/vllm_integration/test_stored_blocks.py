@@ -10,11 +10,12 @@ from dataclasses import replace
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import identity, pool_access, worker
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration import attachment, identity, pool_access, worker
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata
-from kvbm_cxl.vllm_integration.save_job import SaveJob
+from kvbm_cxl.vllm_integration.saver import SaveJob
 from pages import HEAD_SIZE, cpu_writer, empty, keys_and_values, plain_writer, written
 from test_identity import _vllm_config, accept_made_up_configurations
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -37,10 +38,10 @@ class Rank:
         cache_config = KVCacheConfig(engine.block_count, [], [KVCacheGroupSpec(engine.names, engine.spec)], kv_cache_layout="LBHNC")
         cache_config.kv_tp_replicas = engine.replicas if engine.is_mla else 1
         self.side = worker.WorkerSide(vllm_config, cache_config, engine.config, self.access)
-        monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (engine.tp_size, rank))
-        monkeypatch.setattr(worker, "shape_of", lambda *_: engine.shape)
-        monkeypatch.setattr(worker, "writer_of", lambda *_: engine.writer)
-        monkeypatch.setattr(worker, "replicas_of", lambda *_: engine.replicas)
+        monkeypatch.setattr(attachment.Attacher, "_ranks", lambda _: (engine.tp_size, rank))
+        monkeypatch.setattr(attachment, "shape_of", lambda *_: engine.shape)
+        monkeypatch.setattr(attachment, "writer_of", lambda *_: engine.writer)
+        monkeypatch.setattr(attachment, "replicas_of", lambda *_: engine.replicas)
         monkeypatch.setattr(identity, "attention_backend", lambda *_: engine.writer.name)
         accept_made_up_configurations(monkeypatch)
         try:
@@ -61,8 +62,8 @@ class Rank:
         self.side.before_overwrite(made)
         self.side.start_loads(made)
         self.side.save(made)
-        loaded = self.side.ended(set())[1]
-        return loaded, self.side.take_failed_blocks()
+        loaded = self.side.take_finished(set())[1]
+        return loaded, self.side.loader.take_failed_blocks()
 
 
 class Engine:
@@ -72,7 +73,7 @@ class Engine:
         self.tp_size, self.block_tokens, self.total_heads, self.order, self.is_mla = tp_size, block_tokens, total_heads, order, is_mla
         self.replicas, self.heads = max(tp_size // total_heads, 1), max(total_heads // tp_size, 1)
         self.block_count, self.content = BLOCKS * 32 // block_tokens * 2, 2 * HEAD_SIZE
-        self.config = ConnectorConfig.read({"pool": pool, "model_id": "m", "copy_timeout_ms": 60_000, "audit": False, **options})
+        self.config = ConnectorConfig.read({"pool": pool, "model_id": "m", "audit": False, **options})
         self.names = [f"model.layers.{layer}.self_attn.attn" for layer in range(LAYERS)]
         kind = MLAAttentionSpec if is_mla else FullAttentionSpec
         size = self.content if is_mla else HEAD_SIZE
@@ -113,7 +114,7 @@ class Engine:
             rank.write(rank.memory, sequence)
             rank.run(self.step, saves=[blocks], complete={blocks.request_id})
         for rank in self.ranks:
-            rank.side._saves.wait([blocks.request_id])  # With `publish_behind` the steps end before them.
+            rank.side.saver.saves.wait([blocks.request_id])  # With `publish_behind` the steps end before them.
 
     def load(self, sequence: int, tokens: int = TOKENS, begin: int = 0) -> list[set[int]]:
         """The blocks of vLLM's that each rank could not fill."""
@@ -278,10 +279,11 @@ def test_what_cannot_be_divided_is_refused_at_start(engine):
         engine(tp_size=1, stored_tp=3)
     recurrent = engine(tp_size=1, stored_tp=0)
     side, states = recurrent.ranks[0].side, Shape((recurrent.group, Group(0, ("states",), 32, Kind.STATE)), 32, 32)
-    assert side._shards(states).count == 1
-    side.config = replace(side.config, stored_tp=2)
+    attacher = attachment.Attacher(side.vllm_config, side.kv_cache_config, side.config, side.access, side.worker)
+    assert attacher._shards(states).count == 1
+    attacher.config = replace(side.config, stored_tp=2)
     with pytest.raises(ConfigError, match="states of recurrent layers cannot be divided"):
-        side._shards(states)
+        attacher._shards(states)
 
 
 def test_no_cell_for_one_of_a_block_is_no_block():

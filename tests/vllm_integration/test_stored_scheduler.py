@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import kvbm_cxl
 import pytest
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import handover, pool_access
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape, shape_of
 from kvbm_cxl.vllm_integration.keys import Rehashed, block_keys, hasher_of, tail_key
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
@@ -52,13 +53,13 @@ class Bench:
     def compute(self, asked, begin: int, end: int, block_ids: list[int]):
         """A step that computes the tokens `begin` to `end`; what the workers are to publish."""
         asked.num_computed_tokens = begin
-        self.side.matched(asked, 0)
+        self.side.match(asked, 0)
         name = asked.request_id
         return self.side.step(Scheduled({name: end - begin}, {name: block_ids})).saves
 
     def admit(self, asked):
-        external, _ = self.side.matched(asked, 0)
-        self.side.allocated(asked, allocation([7, 3, 9, 1, 5, 2, 8, 4, 6, 10]), external)
+        external, _ = self.side.match(asked, 0)
+        self.side.note_allocation(asked, allocation([7, 3, 9, 1, 5, 2, 8, 4, 6, 10]), external)
         loads = self.side.step(Scheduled()).loads
         self.side.report(SimpleNamespace(kv_connector_worker_meta=None, finished_recving={asked.request_id}, finished_sending=None))
         return external, loads
@@ -141,14 +142,15 @@ def test_a_prompt_that_ends_with_a_slice_is_found_whole(bench):
     assert large.admit(large.request("d", prompt))[0] == 64
 
 
-def test_a_hand_over_to_larger_blocks_waits_for_no_more_than_they_can_find(bench):
+def test_a_hand_over_to_larger_blocks_waits_for_no_more_than_they_can_find(bench, waits):
     """With a draft the reader has the last block of a match computed again, and prefill said more."""
-    small, large, prompt = bench(16), bench(64, handover_wait_ms=60_000), tokens(150)
+    waits(handover_ms=60_000)
+    small, large, prompt = bench(16), bench(64), tokens(150)
     large.side.names.shape = replace(large.side.names.shape, drops_last=True)
     asked = small.request("a", prompt, params=handover.prefill_params())
     saves = small.compute(asked, 0, 150, list(range(100, 110)))
     small.publish([key for each in saves for key in each.keys])
-    _, params = small.side.finished(asked)
+    _, params = small.side.finish(asked)
     assert handover.expected_of(params).tokens == 150
     assert large.admit(large.request("b", prompt, params=params))[0] == 64
     assert large.side.take_stats().data["counters"]["handovers/complete"] == 1
@@ -184,8 +186,8 @@ def test_what_vllm_has_is_not_loaded_again(bench):
     here, prompt = bench(32, producer=False), tokens(150)
     here.publish(keys_of_a_small_engine(prompt))
     asked = here.request("b", prompt)
-    external, _ = here.side.matched(asked, 64)
-    here.side.allocated(asked, allocation([7, 3, 9, 1, 5]), external)
+    external, _ = here.side.match(asked, 64)
+    here.side.note_allocation(asked, allocation([7, 3, 9, 1, 5]), external)
     (load,) = here.side.step(Scheduled()).loads
     assert external == 86 and load.block_ids == [18, 19, 2, 3, 10, 11] and load.keys == keys_of_a_small_engine(prompt)[4:]
 
@@ -233,7 +235,7 @@ def test_a_window_is_loaded_in_whole_blocks_of_vllm():
     specs = [full(64), window(40, 64)]
     shape = shape_of(engine(specs), configuration(specs), 16)
     for end in range(1, 700):
-        needed = shape.groups[1].needed(end)
+        needed = shape.groups[1].needed_blocks(end)
         assert needed.start % 4 == 0 and needed.start * 16 <= max(end - 39, 0) < (needed.start + 4) * 16
         assert needed.stop == -(-end // 16)
 
@@ -243,6 +245,6 @@ def test_a_streaming_session_shares_nothing_where_it_is_hashed_again(bench):
     here, whole = bench(64), bench(16)
     prompt = tokens(150)
     here.publish(keys_of_a_small_engine(prompt))
-    assert here.side.matched(here.request("a", prompt, resumable=True), 0) == (0, False)
+    assert here.side.match(here.request("a", prompt, resumable=True), 0) == (0, False)
     assert not here.compute(here.request("b", prompt, resumable=True), 0, 150, [1, 2, 3])
-    assert whole.side.matched(whole.request("c", prompt, resumable=True), 0)[0] > 0
+    assert whole.side.match(whole.request("c", prompt, resumable=True), 0)[0] > 0

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.token_places import PageWriter, pieces_of_cells
 from pages import HEAD_SIZE, cpu_writer, empty, keys_and_values, plain_writer, written
 

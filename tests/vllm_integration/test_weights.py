@@ -71,11 +71,11 @@ def test_a_worker_answers_each_inquiry_once():
     looked = []
     seen = WeightsInMemory(SimpleNamespace(get_model=lambda: looked.append(1) or model), Tally())
     first = seen.look()
-    assert not seen.answered(0) and not seen.answered(1)
-    assert not seen.answer(0) and not seen.answer(1) and seen.latest == first and seen.answered(1) and len(looked) == 2
+    assert not seen.has_answered(0) and not seen.has_answered(1)
+    assert not seen.answer(0) and not seen.answer(1) and seen.latest == first and seen.has_answered(1) and len(looked) == 2
     model[0].weight.data.add_(1)
     assert not seen.answer(1) and seen.latest == first, "the same inquiry, in the next step"
-    assert seen.answer(2) and seen.latest != first and not seen.answered(3)
+    assert seen.answer(2) and seen.latest != first and not seen.has_answered(3)
 
 
 def test_a_worker_that_cannot_look_says_so_each_time():

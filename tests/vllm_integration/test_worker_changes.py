@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from kvbm_cxl.vllm_integration.adapters import UNKNOWN
-from kvbm_cxl.vllm_integration.jobs import Loads
+from kvbm_cxl.vllm_integration.loader import Loads
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
 from kvbm_cxl.vllm_integration.weights import caller_of, fingerprint
 from test_adapters import Manager, _write
@@ -19,7 +19,7 @@ def here(bench):  # noqa: F811
     """A side whose worker has a model of one layer."""
     made = bench()
     model = torch.nn.Linear(30, 30)
-    made.side._weights.worker = SimpleNamespace(get_model=lambda: model)
+    made.side.weights.worker = SimpleNamespace(get_model=lambda: model)
     made.model = model
     return made
 
@@ -53,7 +53,7 @@ def test_reports_of_ranks_are_put_together():
 def test_loads_of_other_weights_fail(here, monkeypatch):
     here.side.handshake()
     here.run(saves=[Blocks("a", KEYS[:4], [0, 1, 2, 3])], complete={"a"})
-    begun = here.side._loads
+    begun = here.side.loader.loads
     for changes in (False, True):
         if changes:
             here.model.weight.data.add_(1)
@@ -63,8 +63,8 @@ def test_loads_of_other_weights_fail(here, monkeypatch):
         while begun._loads:
             pass
         here.side.before_overwrite(here.orders(inquiry=1 + changes))
-        _, loaded = here.side.ended(set())
-        assert loaded == {"b"} and here.side.take_failed_blocks() == ({4, 5, 6, 7} if changes else set())
+        _, loaded = here.side.take_finished(set())
+        assert loaded == {"b"} and here.side.loader.take_failed_blocks() == ({4, 5, 6, 7} if changes else set())
     assert here.counts()["loads/failed"] == 1
 
 
@@ -80,7 +80,7 @@ def test_a_load_that_has_not_begun_is_left_out():
 
 def _adapted(here, folder, content: bytes) -> tuple[Manager, LoRARequest]:
     manager, request = Manager(), LoRARequest("a", 1, str(_write(folder, content)))
-    here.side._adapters.__init__(manager)
+    here.side.adapters.__init__(manager)
     return manager, request
 
 

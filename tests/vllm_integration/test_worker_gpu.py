@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker's side over memory of a GPU whose driver is faked: copies come behind the work of streams."""
+"""The worker's side over memory of a GPU whose driver is faked: copies follow the work of streams."""
 
 import threading
 import time
@@ -9,9 +9,9 @@ import fake_gpu
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import devices
-from kvbm_cxl.vllm_integration.jobs import CopyTimeout
+from kvbm_cxl.vllm_integration import loader, saver
 from kvbm_cxl.vllm_integration.metadata import Blocks
+from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from test_worker_side import BLOCKS, CONTENT, HEADS, KEYS, LAYERS, TOKENS, Bench
 
 PAGE_BYTES = HEADS * TOKENS * CONTENT * 4
@@ -70,11 +70,11 @@ class GpuBench(Bench):
         return step
 
     def presence(self, keys) -> list[str]:
-        return self.access.call(lambda cache: cache.presence(self.side._attached.namespace, keys))
+        return self.access.call(lambda cache: cache.presence(self.side.attachment.own[0].namespaces[0], keys))
 
     def saved(self, name: str) -> None:
         """Waits for the copies of a request."""
-        self.side._saves.wait({name})
+        self.side.saver.saves.wait({name})
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +88,8 @@ def make(driver, make_pool, monkeypatch):
     monkeypatch.setenv("CXL_CUDA_LIBRARY", str(driver))
     gpu, path, benches = fake_gpu.Gpu(driver), make_pool(size="64M", cells="256:1%,64K:60%"), []
     stream = gpu.stream()
-    monkeypatch.setattr(devices, "mark", lambda _: gpu.event(stream))
+    for module in (loader, saver):
+        monkeypatch.setattr(module, "mark", lambda _: gpu.event(stream))
 
     def make_bench(**options) -> GpuBench:
         benches.append(GpuBench(gpu, stream, path, monkeypatch, **options))
@@ -110,9 +111,9 @@ def _compare(there: GpuBench, here: GpuBench, moved: dict[int, int], version: in
             assert there.content(layer, target) == here.page(layer, source, version), (layer, source)
 
 
-@pytest.mark.parametrize("checksums", (True, False))
-def test_copies_come_behind_the_work_of_the_step(make, checksums):
-    here, there = make(seed=1, checksums=checksums), make(seed=2, checksums=checksums)
+@pytest.mark.parametrize("options", ({"checksums": True}, {"checksums": False}), ids=("checksums", "without"))
+def test_copies_come_behind_the_work_of_the_step(make, options):
+    here, there = make(seed=1, **options), make(seed=2, **options)
     places = [7, 2, 9, 0]
     # What lay there before must not be published.
     for layer in range(LAYERS):
@@ -164,18 +165,19 @@ def test_a_copy_that_fails_is_an_outcome_and_the_next_goes_on(make):
 
 
 @pytest.mark.parametrize("ends", (True, False))
-def test_a_load_that_is_late_gives_no_block_away(make, monkeypatch, ends):
+def test_a_load_that_is_late_gives_no_block_away(make, monkeypatch, waits, ends):
     """The GPU may still write to its blocks."""
-    here, settled = make(checksums=False, copy_timeout_ms=180_000 if ends else 300), threading.Event()
+    waits(copy_ms=180_000 if ends else 300)
+    here, settled = make(checksums=False), threading.Event()
     here.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
 
     def late(*_):
         raise kvbm_cxl.TimeoutError_("a copy of GPU 0 timed out")
 
     # What a copy that takes longer than the ten seconds of the engine looks like.
-    monkeypatch.setattr(type(here.side._attached.own[0].mover), "pull", late)
+    monkeypatch.setattr(type(here.side.attachment.own[0].mover), "pull", late)
     cache = SimpleNamespace(is_settled=lambda timeout_ms: settled.wait(timeout_ms / 1000))
-    monkeypatch.setattr(here.side.access, "call", lambda work: work(cache))
+    monkeypatch.setattr(here.access, "call", lambda work: work(cache))
     here.run(loads=[Blocks("b", KEYS[:2], [4, 5])])
     if ends:
         time.sleep(0.5)

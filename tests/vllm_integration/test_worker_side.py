@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import pool_access, worker
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration import attachment, loader, movers, pool_access, saver, worker
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
-from kvbm_cxl.vllm_integration.jobs import CopyTimeout
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata, WorkerReport
+from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 2, 12, 2, 16, 32
@@ -27,15 +28,15 @@ class Bench:
     def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
         options = {"audit": False, **options}
-        monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
-        config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
+        fields = {**NAMESPACE, "layout": "l"}
+        monkeypatch.setattr(attachment, "namespace_fields", lambda *given: {elsewhere: [fields for _ in given[-1].numbers]})
+        monkeypatch.setattr(attachment.Attacher, "_ranks", lambda _: (replicas, rank))
+        config = ConnectorConfig.read({"pool": pool, "publish_behind": False, **options})
         spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
         group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)], kv_cache_spec=spec)
         groups = [Group(at, (), TOKENS, Kind.FULL) for at in range(elsewhere)]
         shape = Shape((*groups, Group(elsewhere, tuple(group.layer_names), TOKENS, Kind.FULL)), TOKENS, TOKENS)
-        monkeypatch.setattr(worker, "shape_of", lambda *_: shape)
-        fields = {**NAMESPACE, "layout": "l"}
-        monkeypatch.setattr(worker, "namespace_fields", lambda *given: {elsewhere: [fields for _ in given[-1].numbers]})
+        monkeypatch.setattr(attachment, "shape_of", lambda *_: shape)
         kv_cache_config = SimpleNamespace(kv_cache_groups=[group] * (elsewhere + 1), num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
         self.side = worker.WorkerSide(self.vllm_config, kv_cache_config, config, self.access)
@@ -60,8 +61,8 @@ class Bench:
         self.side.before_overwrite(step)
         self.side.start_loads(step)
         self.side.save(step)
-        saved, loaded = self.side.ended(set(finished))
-        return saved, loaded, self.side.take_failed_blocks(), self.side.report()
+        saved, loaded = self.side.take_finished(set(finished))
+        return saved, loaded, self.side.loader.take_failed_blocks(), self.side.report()
 
     def load(self, name: str, keys, block_ids) -> tuple[set[int], WorkerReport]:
         """Loads and waits; the blocks that failed, and the report that says so."""
@@ -138,10 +139,10 @@ def test_a_report_before_the_step_s_saves_does_not_count_them(bench):
     step = here.orders(saves=[Blocks("a", KEYS[:2], [0, 1])])
     here.side.before_overwrite(step)
     here.side.start_loads(step)
-    here.side.ended(set())
+    here.side.take_finished(set())
     assert here.side.report().saved_step == 0
     here.side.save(step)
-    here.side._saves.wait({"a"})
+    here.side.saver.saves.wait({"a"})
     assert here.side.report().saved_step == 1
 
 
@@ -149,12 +150,12 @@ def test_a_gpu_is_opened_at_the_start_or_refused(bench, monkeypatch):
     monkeypatch.setenv("CXL_CUDA_LIBRARY", "none")
     here = bench()
     with pytest.raises(ConfigError, match="GPU 0 .*CUDA driver"):
-        here.side._open_gpu(0)
+        attachment.open_gpu(here.access, 0)
     opened = []
     reach = SimpleNamespace(registered_bytes=1, dma="cached")
     stub = SimpleNamespace(open_gpu=lambda device: opened.append(device) or reach, close=lambda: None)
     monkeypatch.setattr(here.access, "call", lambda operation: operation(stub))
-    here.side._open_gpu(3)
+    attachment.open_gpu(here.access, 3)
     # A pool that was lost is registered when it is open again.
     monkeypatch.undo()
     monkeypatch.setattr(pool_access, "_open", lambda *_: pool_access._Opened(stub, stub))
@@ -182,17 +183,17 @@ def test_a_stage_without_layers_of_a_group_leaves_its_blocks_to_others(bench):
 
 def test_a_step_that_computes_nothing_copies_itself(bench, monkeypatch):
     """No thread has to be woken, and the engine learns of the end in the same step. Of several loads and pieces it takes one."""
-    monkeypatch.setattr(worker, "_LOAD_JOB_BYTES", 2 * 8192)
+    monkeypatch.setattr(loader, "_JOB_BYTES", 2 * 8192)
     here, there = bench(seed=1), bench(seed=2)
     here.run(saves=[Blocks("a", KEYS[:6], [0, 1, 2, 3, 4, 5])], complete={"a"})
     threads = {}
-    pull = there.side._pull
+    pull = there.side.loader.pull
 
     def noted(attached, blocks, after):
         threads[blocks.block_ids[0]] = threading.current_thread() is threading.main_thread()
         return pull(attached, blocks, after)
 
-    monkeypatch.setattr(there.side, "_pull", noted)
+    monkeypatch.setattr(there.side.loader, "pull", noted)
     _, loaded, failed, _ = there.run(loads=[Blocks("b", KEYS[:2], [10, 11])], idle=True)
     assert loaded == {"b"} and not failed and threads == {10: True}
     assert torch.equal(there.memory[:, 10:12], here.memory[:, 0:2])
@@ -213,16 +214,16 @@ def test_the_end_of_a_load_and_its_notice_are_timed_apart(bench):
     here.run(saves=[Blocks("a", KEYS[:4], [0, 1, 2, 3])], complete={"a"})
     there.side.start_loads(there.orders(loads=[Blocks("b", KEYS[:4], [4, 5, 6, 7])]))
     deadline = time.monotonic() + 180
-    while not there.side._loads._done:
+    while not there.side.loader.loads._done:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     time.sleep(0.2)
-    assert there.side.ended(set())[1] == {"b"}
+    assert there.side.take_finished(set())[1] == {"b"}
     times = there.side.take_stats().data["times"]
     assert len(times["pull_seconds"]) == len(times["noticed_seconds"]) == 1
     assert times["noticed_seconds"][0] >= 0.2 and times["pull_seconds"][0] > 0
     there.side.start_loads(there.orders(loads=[Blocks("c", KEYS[:4], [0, 1, 2, 3])], idle=True))
-    assert there.side.ended(set())[1] == {"c"}
+    assert there.side.take_finished(set())[1] == {"c"}
     times = there.side.take_stats().data["times"]
     assert times["noticed_seconds"][0] < 0.2, "its time began with this load's end"
 
@@ -235,7 +236,7 @@ def test_missing_blocks_fail_and_the_others_are_filled(bench):
     assert torch.equal(there.memory[:, 5], here.memory[:, 0]) and torch.equal(there.memory[:, 7], here.memory[:, 2])
     counted = there.counts()
     assert counted["pulled_blocks/absent"] == 1 and counted["pulled_blocks/hit"] == 2 and counted["loads/failed"] == 1
-    assert there.side.take_failed_blocks() == set() and there.run(idle=True)[3].failed_loads == set(), "told once"
+    assert there.side.loader.take_failed_blocks() == set() and there.run(idle=True)[3].failed_loads == set(), "told once"
 
 
 def test_a_pool_that_fails_is_a_load_that_fails_and_a_save_that_is_counted(bench, monkeypatch):
@@ -266,7 +267,7 @@ class Slow:
 
     def __init__(self, bench: Bench, monkeypatch, name: str = "publish") -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
-        mover = type(bench.side._attached.mover)
+        mover = type(bench.side.attachment.own[0].mover)
         call = getattr(mover, name)
 
         def slow(*arguments):
@@ -301,7 +302,7 @@ def test_a_step_that_completes_a_prompt_waits_for_all_its_blocks(bench, monkeypa
     slow.go_on.set()
     step.join(30)
     assert done[0][3].saved_step == 2
-    assert here.access.call(lambda cache: cache.has(here.side._attached.namespace, KEYS[:4])) == [True] * 4
+    assert here.access.call(lambda cache: cache.has(here.side.attachment.own[0].namespaces[0], KEYS[:4])) == [True] * 4
 
 
 def test_a_request_that_shares_blocks_waits_for_their_publisher(bench, monkeypatch):
@@ -349,8 +350,9 @@ def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch
     assert here.run(idle=True)[0] == set(), "told once"
 
 
-def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch):
-    here = bench(copy_timeout_ms=50)
+def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch, waits):
+    waits(copy_ms=50)
+    here = bench()
     slow = Slow(here, monkeypatch)
     with pytest.raises(CopyTimeout, match="50 ms"):
         here.run(saves=[Blocks("a", KEYS[:1], [0])], complete={"a"})
@@ -359,17 +361,17 @@ def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch):
 
 def test_a_cancelled_load_is_reported(bench, monkeypatch):
     """vLLM frees the blocks of an aborted request when its load is over, and not before."""
-    monkeypatch.setattr(worker, "_LOAD_JOB_BYTES", 1)
+    monkeypatch.setattr(loader, "_JOB_BYTES", 1)
     here = bench(workers=1)
     begun, go_on = threading.Event(), threading.Event()
-    pull = here.side._pull
+    pull = here.side.loader.pull
 
     def slow(*arguments):
         begun.set()
         assert go_on.wait(30)
         return pull(*arguments)
 
-    monkeypatch.setattr(here.side, "_pull", slow)
+    monkeypatch.setattr(here.side.loader, "pull", slow)
     here.run(loads=[Blocks("a", KEYS[:5], [0, 1, 2, 3, 4])])
     assert begun.wait(30)
     assert here.run(finished={"a"})[1] == set()
@@ -385,10 +387,10 @@ def test_a_cancelled_load_is_reported(bench, monkeypatch):
 
 def test_long_chains_go_in_pieces(bench, monkeypatch):
     here, there = bench(seed=1), bench(seed=2)
-    for name in ("_SAVE_JOB_BYTES", "_LOAD_JOB_BYTES"):
-        monkeypatch.setattr(worker, name, 3 * here.side.handshake().cell_bytes)
+    for module in (saver, loader):
+        monkeypatch.setattr(module, "_JOB_BYTES", 3 * here.side.handshake().cell_bytes)
     parents = []
-    mover = type(here.side._attached.mover)
+    mover = type(here.side.attachment.own[0].mover)
     publish = mover.publish
 
     def noted(self, batch, *rest):
@@ -462,5 +464,5 @@ def test_memory_that_cannot_be_copied_from_is_refused(bench, monkeypatch):
 
 def test_memory_of_other_devices_is_refused():
     with pytest.raises(ConfigError, match="CPUs and CUDA"):
-        worker.devices.check(torch.device("xpu"))
-    assert worker.devices.check(torch.device("cuda", 1)) == "cuda:1"
+        movers.check_device(torch.device("xpu"))
+    assert movers.check_device(torch.device("cuda", 1)) == "cuda:1"

@@ -40,11 +40,11 @@ def _delay_progress(bindings):
     """Puts an agent into NIXL's bindings that sets the delay which the Python API above does not offer."""
     agent = bindings.nixlAgent
 
-    def delayed(name, config):
+    def delay_agent(name, config):
         config.pthrDelay = max(config.pthrDelay, PROGRESS_DELAY_US)
         return agent(name, config)
 
-    bindings.nixlAgent = delayed
+    bindings.nixlAgent = delay_agent
 
 
 def _look_again(shm_broadcast):

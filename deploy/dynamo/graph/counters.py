@@ -65,11 +65,11 @@ class Counts:
     transfers: int = 0
 
     def _with(self, other: "Counts", sign: int) -> "Counts":
-        def joined(name):
+        def join(name):
             one, two = getattr(self, name), getattr(other, name)
             return {key: one[key] + sign * two[key] for key in one} if isinstance(one, dict) else one + sign * two
 
-        return Counts(**{name: joined(name) for name in self.__dataclass_fields__})
+        return Counts(**{name: join(name) for name in self.__dataclass_fields__})
 
     def __add__(self, other: "Counts") -> "Counts":
         return self._with(other, 1)
@@ -120,7 +120,7 @@ def of_role(counts: dict[str, Counts], role: str) -> Counts:
     return sum((count for name, count in counts.items() if name.startswith(role)), Counts())
 
 
-def settled(graph, before: dict[str, Counts], requests: int = 1) -> dict[str, Counts]:
+def wait_settled(graph, before: dict[str, Counts], requests: int = 1) -> dict[str, Counts]:
     """The counts once both roles have counted so many more requests than `before`: an answer leaves before it is counted.
 
     Raises GraphError.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every process of the graph is told in its environment."""
+"""Environment variables of every process of the graph."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong, in words for the operator who started the graph."""
+"""Errors of the launcher, for the operator who started the graph."""
 
 
 class GraphError(Exception):
-    """The graph cannot start, or not go on: what failed, where, and what to do."""
+    """The graph cannot start or continue: what failed, where, and what to do."""

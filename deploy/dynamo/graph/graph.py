@@ -76,7 +76,7 @@ class Graph:
             self.keep_alive = KeepAlive(self.folder / "discovery", self._dead_ports)
 
     def _new_logs(self, folder: Path) -> Path:
-        """A folder for this graph's logs, beside those of the last few."""
+        """A folder for this graph's logs; the last few graphs keep theirs."""
         folder.mkdir(parents=True, exist_ok=True)
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
             shutil.rmtree(old, ignore_errors=True)

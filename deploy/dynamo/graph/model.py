@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is served, and how large its KV blocks are."""
+"""The served model and the size of its KV blocks."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Model:
     name: str
     tiny: bool
     block_bytes: int | None
-    # What vLLM is told of it as LLM() takes it; nothing where there is a GPU, whose size vLLM finds out by itself.
+    # Arguments of LLM(); none with a GPU, whose size vLLM detects.
     engine: dict
 
     def engine_flags(self) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,24 +21,21 @@ TIMEOUT_S = 60
 PAGE = 4096
 # A pool of our own has room for a few of the longest prompts, whatever the model.
 MIN_POOL_BYTES, POOL_BLOCKS = 1 << 30, 128
-# For what routers are told of each block: with blocks of 200 KiB or more enough for all of them.
+# For block descriptions for routers: enough for all blocks of 200 KiB or more.
 DESCRIPTION_CELLS = "2K:1%"
 BLOCK_PERCENT = 75
 
 
 def cxlctl_path() -> Path:
     """The command line: of the installed package, or of the last build. Raises GraphError."""
-    try:
-        import kvbm_cxl
+    with suppress(ImportError, FileNotFoundError):
+        from kvbm_cxl import programs
 
-        places = [Path(kvbm_cxl.__file__).parent / "bin" / "cxlctl"]
-    except ImportError:
-        places = []
-    places.append(ROOT / "target" / "release" / "cxlctl")
-    for place in places:
-        if place.is_file():
-            return place
-    raise GraphError(f"no cxlctl at {' or '.join(map(str, places))}: run `make build`")
+        return programs.cxlctl_path()
+    built = ROOT / "target" / "release" / "cxlctl"
+    if built.is_file():
+        return built
+    raise GraphError(f"no cxlctl at {built}, nor in a package kvbm_cxl: run `make build`")
 
 
 def cxlctl(spec: str, *arguments: str, environment: dict | None = None) -> str:
@@ -113,7 +111,7 @@ def make_in_lab(options: Options, model: "Model", lab) -> Pool:
 
 
 def make(options: Options, model: "Model", note_path) -> Pool:
-    """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
+    """The pool for these options. `note_path` gets a file before it exists, so that it is removed whatever happens. Raises GraphError."""
     if options.pool:
         if options.format_given_pool:
             format_pool(options.pool, model.block_bytes, force=True, announced=_is_announced(options))

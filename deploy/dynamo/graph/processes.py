@@ -71,7 +71,7 @@ class Child:
 
 
 def end_all(children: Sequence[Child], patience_s: float) -> list[int]:
-    """Asks all to end, waits, kills what is left; the numbers of those that would not die."""
+    """Asks all to end, waits, kills the rest; returns the ids of those that did not end."""
     for child in children:
         child.ask_to_end()
     deadline = time.monotonic() + patience_s

@@ -58,10 +58,10 @@ def prompts(graph) -> list[str]:
 
 
 def ask(graph, prompt: str) -> Asked:
-    """Asks while no other client does, so that what is counted meanwhile is this request's."""
+    """Asks while no other client does, so that all counts belong to this request."""
     before = counters.read(graph)
     answer = graph.ask(prompt, length(graph).max_tokens)
-    after = counters.settled(graph, before)
+    after = counters.wait_settled(graph, before)
     spent = {name: count - before.get(name, Counts()) for name, count in after.items()}
     return Asked(prompt, answer, counters.of_role(spent, "prefill"), counters.of_role(spent, "decode"))
 
@@ -72,7 +72,7 @@ def _blocks(tokens: int) -> str:
     return f"{tokens} tokens ({' + '.join(parts + ([f'{tail} tokens'] if tail else []))})"
 
 
-def _moved(what: str, blocks: int, len_bytes: int, seconds: float) -> str:
+def _describe_copies(what: str, blocks: int, len_bytes: int, seconds: float) -> str:
     blocks_said = f"{blocks} block{'' if blocks == 1 else 's'}, " if blocks else ""
     return f"{what} {blocks_said}{len_bytes / 1e6:.2f} MB in {seconds * 1e3:.1f} ms"
 
@@ -84,9 +84,9 @@ def describe(asked: Asked) -> list[str]:
         sources = ((COMPUTED, "computed"), (PULLED, "pulled"), (REUSED, "reused from its own cache"))
         parts = [f"{word} {_blocks(count.tokens[source])}" for source, word in sources if count.tokens[source]]
         if count.published_bytes:
-            parts.append(_moved("published", count.published_blocks, count.published_bytes, count.published_s))
+            parts.append(_describe_copies("published", count.published_blocks, count.published_bytes, count.published_s))
         if count.pulled_bytes:
-            parts.append(_moved("moved", count.pulled_blocks, count.pulled_bytes, count.pulled_s))
+            parts.append(_describe_copies("moved", count.pulled_blocks, count.pulled_bytes, count.pulled_s))
         lines.append(f"  {role:8}" + "; ".join(parts))
     answer = asked.answer
     lines.append(f"  answer  {answer.text!r}, first token after {answer.ttft_s * 1e3:.0f} ms, all after {answer.total_s * 1e3:.0f} ms")
@@ -94,7 +94,7 @@ def describe(asked: Asked) -> list[str]:
 
 
 def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
-    """What was not as it has to be; nothing where all was."""
+    """Deviations from the expected counts; empty if there are none."""
     wrong = []
 
     def has_to_be(what: str, is_: object, wanted: object) -> None:

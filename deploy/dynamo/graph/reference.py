@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the model says where nothing is disaggregated, connected or cached: one vLLM engine in a process of its own.
 
-    reference.py MODEL MAX_TOKENS ENGINE < prompts.json > texts.json        ENGINE: what LLM() is told, in JSON
+    reference.py MODEL MAX_TOKENS ENGINE < prompts.json > texts.json        ENGINE: arguments of LLM(), in JSON
 
-The texts of one model never change, so they are kept beside it for the next time.
+The texts of one model never change, so they are kept next to it for the next time.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ TIMEOUT_S = 600
 
 
 class Reference:
-    """Runs beside the start of the graph: `begin`, then `texts`."""
+    """Runs during the start of the graph: `begin`, then `texts`."""
 
     def __init__(self, model: "Model", environment: dict[str, str], cache: Path, record=None, log: Path | None = None):
         self.model, self.environment, self.cache, self.record, self.log = model, environment, cache, record, log

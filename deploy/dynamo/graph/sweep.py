@@ -136,7 +136,7 @@ def kill(record: Record, sessions: dict[int, int] | None = None, timeout_s: floa
 
 
 def sweep(record: Record) -> list[int]:
-    """Kills what lives and removes what was noted; the numbers of processes that did not end."""
+    """Kills living processes and removes noted files; returns the ids of processes that did not end."""
     left = kill(record)
     for path in sorted(record.segments) + sorted(record.paths):
         if os.path.isdir(path):

@@ -80,7 +80,7 @@ def worker_command(options: Options, model: Model, worker: Worker, folder: Path)
 def frontend_command(options: Options, port: int) -> list[str]:
     """What clients talk to."""
     command = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
-    # A request whose worker dies goes on elsewhere.
+    # A request whose worker dies continues elsewhere.
     command += ["--router-mode", options.router, "--migration-limit", "3"]
     if options.router == "kv" and options.connector == "cxl":
         command += ["--router-disk-cache-hit-weight", str(POOL_HIT_WEIGHT)]

@@ -4,5 +4,5 @@
 set -eu
 . "$(dirname "$0")/rack.env"
 cxlctl doctor
-# Small cells are for what routers are told of each block (ROUTER=kv).
+# Small cells are for block descriptions for routers (ROUTER=kv).
 exec cxlctl format --cells "$CELL_BYTES:75%" --cells 2K:1% --seats 4 "$@"

@@ -70,7 +70,7 @@ typedef enum cxl_shm_status {
     CXL_SHM_E_CORRUPT = -11,     /* metadata does not verify: run cxlctl fsck */
     CXL_SHM_E_DEVICE_LOST = -12, /* a device is gone */
     CXL_SHM_E_POISONED = -13,    /* the memory is damaged there */
-    CXL_SHM_E_REPLACED = -14,    /* the pool was formatted anew under this handle */
+    CXL_SHM_E_REPLACED = -14,    /* the pool was formatted again under this handle */
     CXL_SHM_E_SLOT_IN_USE = -15, /* the slot belongs to another machine */
     CXL_SHM_E_OS = -16,          /* the operating system refused */
     CXL_SHM_E_RECOVERED = -17,   /* what the lock protects must be repaired first: cxl_shm_acquire_lock_ex() */
@@ -78,7 +78,7 @@ typedef enum cxl_shm_status {
     CXL_SHM_E_DEADLOCK = -19,    /* this thread holds the lock already */
     CXL_SHM_E_BUSY = -20,        /* locks of this handle are held */
     CXL_SHM_E_FORKED = -21,      /* the handle was opened by the parent process */
-    CXL_SHM_E_PEER_GONE = -22,   /* the other end of the connection is gone: what was under way may or may not have arrived */
+    CXL_SHM_E_PEER_GONE = -22,   /* the other end of the connection is gone: messages in flight may or may not have arrived */
     CXL_SHM_E_PEER_CLOSED = -23, /* the other end has closed the connection, and everything that it had sent was received */
     CXL_SHM_E_TOO_LARGE = -24,   /* the message is longer than the ring allows, or than the room for it */
     CXL_SHM_E_GPU = -25,         /* a GPU or its driver did not do what it was asked to */
@@ -186,7 +186,7 @@ typedef struct cxl_shm_format_options {
 } cxl_shm_format_options_t;
 
 /* Formats devices as one pool; whatever they held is lost. Does not open it. With "size=" in the spec, as in "/dev/shm/kv,size=1G",
- * missing files are made. CXL_SHM_E_NOT_A_POOL, naming what is there, if a device is not empty and CXL_SHM_FORMAT_FORCE is not given;
+ * missing files are made. CXL_SHM_E_NOT_A_POOL, naming the content, if a device is not empty and CXL_SHM_FORMAT_FORCE is not given;
  * CXL_SHM_E_EXISTS, whatever is given, if it would overlap another pool on the device. */
 int cxl_shm_format(const char* spec, const cxl_shm_format_options_t* options);
 
@@ -239,9 +239,9 @@ int cxl_shm_bind_worker(cxl_pool_t* pool);
  * while one runs, a host that was taken for dead cannot join again.
  *
  * When the holder of a lock dies, the lock is passed on once it is certain that the dead host does not write any more (its process is gone
- * and another one of its machine noticed, its machine joined again, or an operator said so). What the lock protects may then be half done,
- * and the next holder is told so until one says that it is repaired. A holder is also told so, with nothing to repair, where the host that
- * had the lock last has left and joined again since: no other host knows how that one ended.
+ * and another one of its machine noticed, its machine joined again, or an operator said so). The data that the lock protects may then be
+ * half done: CXL_SHM_E_RECOVERED says so to each holder until one calls cxl_shm_lock_repaired(). A holder also gets it, with nothing to
+ * repair, if the host that had the lock last has left and joined again since: no other host knows how that one ended.
  */
 
 /* Allocates a lock of the default pool. It belongs to no host: it lasts until it is freed, so store it where other hosts find it.
@@ -259,7 +259,7 @@ int cxl_shm_free_lock(cxl_lock_t lock);
 int cxl_shm_acquire_lock(cxl_lock_t lock);
 
 /* Releases a lock of the default pool. CXL_SHM_E_NOT_HELD if this thread does not hold it. CXL_SHM_E_FENCED if this host was taken for
- * dead meanwhile: the lock is released, and the next holder is told to repair. Flushes nothing. TraCT 4.1 */
+ * dead meanwhile: the lock is released, and the next holder must repair. Flushes nothing. TraCT 4.1 */
 int cxl_shm_release_lock(cxl_lock_t lock);
 
 typedef struct cxl_lock_info {
@@ -286,7 +286,7 @@ int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------------------- *
  *
  * A block starts at a line and owns whole lines. Its bytes are undefined. Any host may free a block of any host; the caller knows
- * that it is not used any more. What was stored to a kept block is flushed before it is freed (clflush, cxl_shm_flush): what is still in
+ * that it is not used any more. Flush stores to a kept block before it is freed (clflush, cxl_shm_flush): a line that is still in
  * the cache of some host would be written back onto the bytes of the memory's next owner. Scratch blocks need no flush.
  *
  *   kept     lives until it is freed, beyond its process and host: for structures that hosts find through a named object
@@ -322,7 +322,7 @@ int cxl_shm_free(void* ptr);
 /* ---- Named objects ------------------------------------------------------------------------------------------------------------------- *
  *
  * A small table from names of 1 to CXL_SHM_MAX_KEY_BYTES bytes to addresses in the pool: for the few roots from which structures are linked
- * by offsets. What is published must be flushed before its name is put.
+ * by offsets. Flush a structure before its name is put.
  */
 
 /* Binds a name of the default pool to an address in it. CXL_SHM_E_EXISTS if it is bound. TraCT 4.1 (there: char *key) */
@@ -335,7 +335,7 @@ int cxl_shm_get(const char* key, void** ptr);
 /* Unbinds a name of the default pool. What it was bound to is left alone. CXL_SHM_E_NOT_FOUND. TraCT 4.1 (there: char *key) */
 int cxl_shm_destroy(const char* key);
 
-#define CXL_SHM_PUT_REPLACE 1u /* bind the name anew if it is bound; readers see the old or the new binding */
+#define CXL_SHM_PUT_REPLACE 1u /* rebind the name if it is bound; readers see the old or the new binding */
 
 /* The calls above for any pool and deadline. len_bytes (below 4 GiB) is stored and returned; 0 = not given. len_bytes of
  * cxl_shm_get_ex() may be NULL. */
@@ -372,7 +372,7 @@ int cxl_shm_ring_connect(cxl_pool_t* pool, const char* name, uint64_t timeout_ms
 
 /* Whether the listener of a name is there, without waiting. Success: nothing says that it has ended, though a process of another host may
  * have been killed. CXL_SHM_E_PEER_GONE: it is certain that it listens no more (it gave the name back, its process has ended, or its host
- * is proven dead or has left). CXL_SHM_E_TIMEOUT: it cannot be told; a host that was taken for dead may come back. */
+ * is proven dead or has left). CXL_SHM_E_TIMEOUT: unknown; a host that was taken for dead may come back. */
 int cxl_shm_ring_presence(cxl_pool_t* pool, const char* name);
 
 /* Longest message of a connection, in bytes. */
@@ -391,7 +391,7 @@ int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, si
  * copy out of memory that the other end owns says whose the memory was during the copy: with *seen (which may be NULL) 1, when the other
  * end is a process of this host, that is certain. With 0 it is on another host, where nothing says that it has ended, but it may have ended
  * a moment ago and its memory be reused: then only a message that it sent after the copy is proof. CXL_SHM_E_PEER_CLOSED if it has closed,
- * CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or that cannot be told. */
+ * CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or this is unknown. */
 int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
 
 /* Remembers the other end of a connection under a number of its own, which is closed with cxl_shm_ring_close(): for a process that gives a
@@ -399,13 +399,13 @@ int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
 int cxl_shm_ring_trace(cxl_pool_t* pool, cxl_ring_t connection, cxl_ring_t* trace);
 
 /* Whether the other end is certain to have let go: *has_let_go is 1 when it has closed its end of the connection, when its process has
- * ended, and when its host was fenced or has left the pool. 0 says that this is not known: a process that is stopped may go on, and of one
- * on another host it may never be known that it was killed, as long as that host lives. After a fence there is one exception: a process
- * that was stopped in the middle of a copy, on a host that lives all the same, ends that copy when it goes on. */
+ * ended, and when its host was fenced or has left the pool. 0: unknown. A stopped process may continue. If a process is
+ * killed on another host, this host may never learn of it while that host stays up. One exception after a fence: a process that was
+ * stopped in the middle of a copy, on a host that lives, ends that copy when it continues. */
 int cxl_shm_ring_has_let_go(cxl_pool_t* pool, cxl_ring_t trace, uint32_t* has_let_go);
 
 /* Closes a connection, a listener or a trace; the number is not valid any more whatever the result is. A connection is closed once the
- * other end has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so.
+ * other end has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is notified.
  * Calls that wait on other threads end first, most of them within some 20 ms, with CXL_SHM_E_CLOSED. */
 int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
@@ -414,7 +414,7 @@ int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
  * Every host publishes the sums of its processes in the pool, about twice a second; cxlctl shows them (docs/operating/metrics.md). The
  * library counts for itself; what a program above it counts, it hands in by these numbers. Those marked "now" rise and fall, all others
  * only rise. What a process handed in stays in its host's sums when it ends, in whatever way, except for what it handed in during the last
- * 0.1 s before it was killed; of those marked "now" its share goes. Sums begin anew when the machine restarts.
+ * 0.1 s before it was killed; of those marked "now" its share goes. Sums start at zero when the machine restarts.
  */
 typedef enum cxl_shm_counter {
     CXL_SHM_COUNT_NIXL_POSTED = 24,               /* transfers that NIXL agents posted */
@@ -458,7 +458,7 @@ typedef struct cxl_shm_count {
     int64_t change;    /* since the last call; negative only of those marked "now" */
 } cxl_shm_count_t;
 
-/* Hands in what was counted: all entries, or none if it fails. For now and then, not for every operation. CXL_SHM_E_INVALID for a number
+/* Adds counts: all entries, or none if it fails. Call it now and then, not for every operation. CXL_SHM_E_INVALID for a number
  * that is none of those above, and for a counter that would fall; CXL_SHM_E_CLOSED if the handle has not joined. */
 int cxl_shm_count(cxl_pool_t* pool, const cxl_shm_count_t* counts, size_t count);
 
@@ -502,7 +502,7 @@ int cxl_shm_invalidate(const void* addr, size_t size);
 /* Writes a line as one unit: other hosts see all of `bytes` or nothing of it. It is ordered before this thread's later publishes.
  * This needs MOVDIR64B or AVX-512 on the writing host and AVX-512 on the fetching one: CXL_SHM_INFO_WHOLE_LINES. Where one of the two
  * has it not, a fetch may see old and new words side by side, for as long as the writer takes (a writer that is stopped in between: until
- * it goes on). Let the line hold a checksum of itself, as the pool's own lines do, and fetch again where it does not fit.
+ * it continues). Let the line hold a checksum of itself, as the pool's own lines do, and fetch again where it does not fit.
  * `line` is a multiple of CXL_SHM_LINE_BYTES; `bytes` has as many and need not be aligned. */
 int cxl_shm_publish_line(void* line, const void* bytes);
 
@@ -528,7 +528,7 @@ typedef struct cxl_shm_copy {
     size_t len_bytes; /* 0 = nothing is done */
 } cxl_shm_copy_t;
 
-/* Copies any number of pieces of one pool in the calling thread, in any order, with the fences of all made once; pieces that go on where
+/* Copies any number of pieces of one pool in the calling thread, in any order, with the fences of all made once; pieces that begin where
  * the one before ends, on both sides, count as one. No byte may be the destination of two pieces (CXL_SHM_E_INVALID), and with
  * CXL_SHM_COPY_WITHIN none may be both source and destination. A list with a piece that does not lie in the blocks is refused before any
  * byte moves; after other errors an unknown part of it was copied. A list in the order of its destinations is checked fastest. */
@@ -536,9 +536,9 @@ int cxl_shm_copy_list(uint32_t direction, const cxl_shm_copy_t* pieces, size_t c
 
 /* ---- Devices by themselves ------------------------------------------------------------------------------------------------------------ *
  *
- * The bytes of a devdax device, or of a file, by their offset on it: for what lies on a device beside pools, and for blocks of a pool that
+ * The bytes of a devdax device, or of a file, by their offset on it: for data on a device outside pools, and for blocks of a pool that
  * are known by their place on a device. They are reached as the memory of a pool is: a read gives what other hosts made visible before, and
- * what was written is visible to them when the call returns. Nothing else orders the hosts. Only whole pages of a file are reached, and it
+ * a write is visible to them when the call returns. Nothing else orders the hosts. Only whole pages of a file are reached, and it
  * never grows. A device that is lost or damaged under way is an error, as with a pool (CXL_SHM_E_DEVICE_LOST, CXL_SHM_E_POISONED).
  */
 
@@ -621,13 +621,13 @@ int cxl_shm_cache_close(cxl_pool_t* pool);
 /* A namespace from any bytes that say how blocks are made: equal bytes, equal namespace. */
 int cxl_shm_cache_namespace(const void* text, size_t size, uint8_t* name_space);
 
-/* A key from any bytes that say what is in a block, and the key of the block before it, or NULL. */
+/* A key from any bytes that identify the content of a block, and the key of the block before it, or NULL. */
 int cxl_shm_cache_key(const uint8_t* parent, const void* text, size_t size, uint8_t* key);
 
 /* Whether a block is there, and its length (`len_bytes` may be NULL). Advice: it may go right afterwards. CXL_SHM_E_NOT_FOUND. */
 int cxl_shm_cache_lookup(cxl_pool_t* pool, const cxl_shm_block_id_t* id, uint64_t* len_bytes);
 
-/* How many leading blocks of a chain are there. `keys` has `count` keys of CXL_SHM_ID_BYTES, one behind the other. Advice. */
+/* How many leading blocks of a chain are cached. `keys` has `count` contiguous keys of CXL_SHM_ID_BYTES. Advice. */
 int cxl_shm_cache_lookup_chain(cxl_pool_t* pool, const uint8_t* name_space, const uint8_t* keys, size_t count, size_t* cached);
 
 /* Publishes a block; every host can pull it when this returns. `parent` is the key of the block before it in its chain, or NULL.
@@ -665,8 +665,8 @@ int cxl_shm_cache_pin_chain(cxl_pool_t* pool, const uint8_t* name_space, const u
 /* Copies a pinned block to pieces, as cxl_shm_cache_pull(). */
 int cxl_shm_cache_read(cxl_pool_t* pool, uint64_t handle, const cxl_shm_piece_t* pieces, size_t count);
 
-/* Use in place: invalidate, use the bytes at `ptr`, then check. Only if the check returns CXL_SHM_OK was what was read the block;
- * CXL_SHM_E_NOT_FOUND means that it may have been anything. */
+/* Use in place: invalidate, use the bytes at `ptr`, then check. If the check returns CXL_SHM_OK, the bytes were the block;
+ * CXL_SHM_E_NOT_FOUND means that they may have been anything. */
 int cxl_shm_cache_invalidate(cxl_pool_t* pool, uint64_t handle);
 int cxl_shm_cache_check(cxl_pool_t* pool, uint64_t handle);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices as storage of bytes, by number: what lies on a device beside pools, and the blocks of a pool by their place on a device.
+//! Devices as storage of bytes, by number: data on a device outside pools, and the blocks of a pool by their place on a device.
 
 use crate::copies;
 use crate::handle;
@@ -138,7 +138,7 @@ impl DeviceEntry {
     }
 }
 
-/// The number used last, and what is open.
+/// The number used last, and the open devices.
 static OPEN: Mutex<(CxlDevice, BTreeMap<CxlDevice, Arc<DeviceEntry>>)> = Mutex::new((0, BTreeMap::new()));
 
 fn table() -> MutexGuard<'static, (CxlDevice, BTreeMap<CxlDevice, Arc<DeviceEntry>>)> {

@@ -27,7 +27,7 @@ struct CopyEntry {
     timeout_ms: u64,
 }
 
-/// What is open of a kind, each with the number of forks before it was.
+/// Open objects of a kind, each with the number of forks before it was opened.
 pub type Table<T> = Mutex<BTreeMap<u64, (usize, Arc<T>)>>;
 
 static GPUS: Table<GpuEntry> = Mutex::new(BTreeMap::new());
@@ -45,7 +45,7 @@ pub fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
     number
 }
 
-/// What is entered under a number; `what` is what messages call it.
+/// An object with a number; `what` is what messages call it.
 pub fn find<T>(table: &'static Table<T>, number: u64, what: &str) -> Outcome<Arc<T>> {
     match locked(table).get(&number) {
         Some((forks, entry)) if *forks == handle::forks() => Ok(entry.clone()),
@@ -97,7 +97,7 @@ pub fn open(pool: *mut CxlPool, device: u32, library: Option<&str>, options: &Gp
     Ok(enter(&GPUS, entry))
 }
 
-/// Closes a GPU. What was started on it goes on.
+/// Closes a GPU. Started copies continue.
 pub fn close(number: CxlGpu) -> Outcome<()> {
     gpu(number)?;
     // The engine ends without the lock, because the driver may take its time.
@@ -154,7 +154,7 @@ fn place(pool: &OpenPool, address: usize, len_bytes: usize) -> Outcome<HostPlace
 /// Starts copies.
 ///
 /// # Safety
-/// The memory of the pieces may be used until the end of the copies was told.
+/// The memory of the pieces may be used until the end of the copies is reported.
 pub unsafe fn start(number: CxlGpu, direction: u32, is_buffered: bool, pieces: &[types::GpuPiece]) -> Outcome<CxlGpuCopy> {
     let direction = match direction {
         types::GPU_TO_HOST => Direction::ToHost,

@@ -151,13 +151,13 @@ pub const GPU_TO_HOST: u32 = 0;
 pub const GPU_FROM_HOST: u32 = 1;
 /// Through pinned buffers of the library.
 pub const GPU_BUFFERED: u32 = 1;
-/// What a host's platform does with lines that a GPU reads and writes: as the environment says. The values behind follow.
+/// What a host's platform does with lines that a GPU reads and writes: as the environment says. The next values follow.
 pub const GPU_DMA_DEFAULT: u32 = 0;
 /// They go through its caches.
 pub const GPU_DMA_CACHED: u32 = 1;
 /// They do not.
 pub const GPU_DMA_UNCACHED: u32 = 2;
-/// Bind a bound name anew.
+/// Rebind a bound name.
 pub const PUT_REPLACE: u32 = 1;
 
 macro_rules! structures {
@@ -207,7 +207,7 @@ structures! {
         reserved2: u32,
     }
 
-    /// What is known of an open pool. `base` is an address.
+    /// Facts about an open pool. `base` is an address.
     "cxl_shm_info_t" Info {
         struct_size: usize,
         uuid: [u8; 16],
@@ -269,7 +269,7 @@ structures! {
         reserved: u32,
     }
 
-    /// What is known of an open GPU.
+    /// Facts about an open GPU.
     "cxl_shm_gpu_info_t" GpuInfo {
         struct_size: usize,
         registered_bytes: u64,

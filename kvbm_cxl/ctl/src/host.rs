@@ -19,6 +19,9 @@ use std::time::Duration;
 
 /// How often this process looks whether it is asked to end and what has changed.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long it waits for the end of workers and other hosts on this node before it leaves, in units of `CXL_SUSPECT_MS`: a node that is
+/// shut down ends all of them at once.
+const PATIENCE: u64 = 4;
 
 /// `cxlctl host`.
 pub fn run(pool: Option<&str>, args: &HostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
@@ -56,6 +59,7 @@ fn held(pool: &Pool, host: &Host, args: &HostArgs, out: &mut Out, stop: &AtomicB
     notify("READY=1")?;
     let outcome = watch(host, stop);
     notify("STOPPING=1")?;
+    let outcome = outcome.and_then(|()| host.outlive_others(PATIENCE * host.config().suspect_ms));
     if let Some((cache, upkeep)) = cache {
         drop(upkeep);
         cache.close()?;

@@ -36,18 +36,18 @@ use watcher::Watcher;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The pool's devices; without it those of CXL_POOL.
+    /// The pool's devices. Default: CXL_POOL.
     #[arg(long)]
     pool: Option<String>,
-    /// Where etcd listens, several separated by commas.
+    /// Endpoints of etcd, separated by commas.
     #[arg(long, env = "ETCD_ENDPOINTS", value_delimiter = ',', default_value = "http://127.0.0.1:2379")]
     endpoints: Vec<String>,
     #[command(flatten)]
     security: Security,
-    /// What the keys begin with.
+    /// Prefix of the keys.
     #[arg(long, default_value = "kvbm-cxl")]
     prefix: String,
-    /// Seconds without a sign of life after which this host is fenced.
+    /// Lease time: seconds of silence until this host is fenced.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(i64).range(2..=3600))]
     ttl_s: i64,
     /// Longest wait for an answer of etcd, in milliseconds.

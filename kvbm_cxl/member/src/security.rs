@@ -9,25 +9,25 @@ use std::path::{Path, PathBuf};
 /// Options of the connection. Certificates and the password are read when a connection is made.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Security {
-    /// PEM file with the authorities that etcd's certificate is checked against; for endpoints that begin with https://.
+    /// PEM file with the authorities for etcd's certificate (https:// endpoints).
     #[arg(long, env = "ETCD_CACERT", value_name = "FILE")]
     cacert: Option<PathBuf>,
-    /// PEM file with this host's certificate, where etcd asks clients for one.
+    /// PEM file with this host's certificate, if etcd requires one.
     #[arg(long, env = "ETCD_CERT", value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
     /// PEM file with the key of --cert.
     #[arg(long, env = "ETCD_KEY", value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
-    /// The name in etcd's certificate, where it is not the host's name in the endpoint.
+    /// Name in etcd's certificate, if it differs from the endpoint's host name.
     #[arg(long, env = "ETCD_SERVER_NAME", value_name = "NAME")]
     server_name: Option<String>,
-    /// User of etcd, where it asks for one.
+    /// User of etcd, if it requires one.
     #[arg(long, env = "ETCD_USER", value_name = "NAME", requires = "password_source")]
     user: Option<String>,
-    /// File with the password of --user: its first line.
+    /// File whose first line is the password of --user.
     #[arg(long, env = "ETCD_PASSWORD_FILE", value_name = "FILE", group = "password_source")]
     password_file: Option<PathBuf>,
-    /// The password itself. Only by the environment: what stands on a command line every user of the machine can read.
+    /// The password. Environment only: every user of the machine can read command lines.
     #[arg(long, env = "ETCD_PASSWORD", value_name = "TEXT", group = "password_source", hide = true, hide_env_values = true)]
     password: Option<String>,
 }

@@ -46,11 +46,8 @@ scenarios! {
     duel_over_slot_seats: 500,
     zombie_over_slot_seats: 300,
     rebind_over_slot_seats: 500,
-    #[ignore = "open fault: seed 146, a line of a seat is not written again although its owner runs"]
     damage_of_slot_seats: 300,
-    #[ignore = "open fault: seed 7, a node waits for a slot without end"]
     replaced: 60,
-    #[ignore = "open fault, as replaced"]
     replaced_a_hundred_times: 2,
     left_together: 60,
     stall: 1000,

@@ -63,7 +63,7 @@ class Blocks:
             some = None if parents is None else [parents[place] for place in fits]
             return cache.publish_all(namespace, [keys[place] for place in fits], [data[place] for place in fits], parents=some)
 
-        for place, word in zip(fits, self._tried(publish, len(fits)), strict=True):
+        for place, word in zip(fits, self._try(publish, len(fits)), strict=True):
             words[place] = word
         self._count("store", words)
         return words
@@ -76,7 +76,7 @@ class Blocks:
         if pool and layout.block_bytes > pool.cell_bytes[-1]:
             words = ["too_large"] * len(keys)
         else:
-            words = self._tried(lambda cache: cache.publish_blocks(namespace, keys, layout, rows), len(keys))
+            words = self._try(lambda cache: cache.publish_blocks(namespace, keys, layout, rows), len(keys))
         self._count("store", words)
         return words
 
@@ -86,7 +86,8 @@ class Blocks:
         def pull(cache: "kvbm_cxl.Cache") -> list[Loaded]:
             return [Loaded(found.reason or "", found.len_bytes) for found in cache.pull_all(namespace, keys, into)]
 
-        return self._loaded(namespace, keys, [word if isinstance(word, Loaded) else Loaded(word) for word in self._tried(pull, len(keys))])
+        found = [word if isinstance(word, Loaded) else Loaded(word) for word in self._try(pull, len(keys))]
+        return self._finish_load(namespace, keys, found)
 
     def load_rows(
         self, namespace: "kvbm_cxl.Namespace", keys: Sequence[bytes], layout: "kvbm_cxl.BlockLayout", rows: Sequence[int]
@@ -96,10 +97,10 @@ class Blocks:
         def pull(cache: "kvbm_cxl.Cache") -> list[str]:
             return [reason or "" for reason in cache.pull_blocks(namespace, keys, layout, rows)]
 
-        found = [Loaded(word, 0 if word else layout.block_bytes) for word in self._tried(pull, len(keys))]
-        return self._loaded(namespace, keys, found)
+        found = [Loaded(word, 0 if word else layout.block_bytes) for word in self._try(pull, len(keys))]
+        return self._finish_load(namespace, keys, found)
 
-    def _loaded(self, namespace: "kvbm_cxl.Namespace", keys: Sequence[bytes], found: list[Loaded]) -> list[Loaded]:
+    def _finish_load(self, namespace: "kvbm_cxl.Namespace", keys: Sequence[bytes], found: list[Loaded]) -> list[Loaded]:
         if unusable := [key for key, word in zip(keys, found, strict=True) if word.reason in _UNUSABLE]:
             self.evict(namespace, unusable)
         self._count("load", [word.reason or "hit" for word in found])
@@ -107,14 +108,14 @@ class Blocks:
 
     def pin(self, namespace: "kvbm_cxl.Namespace", keys: Sequence[bytes]) -> list["kvbm_cxl.Pins | None"]:
         """Pins of the blocks that are there, None for the others."""
-        tried = self._tried(lambda cache: cache.pin_all(namespace, keys), len(keys))
+        tried = self._try(lambda cache: cache.pin_all(namespace, keys), len(keys))
         pins = [pin if isinstance(pin, kvbm_cxl.Pins) else None for pin in tried]
         self._count("lookup", ["hit" if pin else "miss" for pin in pins])
         return pins
 
     def has(self, namespace: "kvbm_cxl.Namespace", keys: Sequence[bytes]) -> list[bool]:
         """Which blocks are there."""
-        found = [word is True for word in self._tried(lambda cache: cache.has(namespace, keys), len(keys))]
+        found = [word is True for word in self._try(lambda cache: cache.has(namespace, keys), len(keys))]
         self._count("lookup", ["hit" if hit else "miss" for hit in found])
         return found
 
@@ -127,11 +128,11 @@ class Blocks:
 
     def evict(self, namespace: "kvbm_cxl.Namespace", keys: Sequence[bytes]) -> list[bool]:
         """Evicts blocks that are not pinned; True for those that are gone."""
-        return [word is True for word in self._tried(lambda cache: cache.evict_all(namespace, keys), len(keys))]
+        return [word is True for word in self._try(lambda cache: cache.evict_all(namespace, keys), len(keys))]
 
     def clear(self, namespace: "kvbm_cxl.Namespace") -> bool:
         """Evicts the blocks of a namespace that are not pinned. False where the pool cannot be reached."""
-        return self._tried(lambda cache: [cache.clear(namespace)] and [True], 1) == [True]
+        return self._try(lambda cache: [cache.clear(namespace)] and [True], 1) == [True]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """How often which word was said, by call."""
@@ -147,12 +148,12 @@ class Blocks:
         pool = self.access.pool
         return {"is_healthy": pool is not None, "pool_uuid": pool.uuid if pool else None, "counts": self.counts()}
 
-    def pinned(self) -> int:
+    def pin_count(self) -> int:
         """Blocks that this process has pinned."""
-        (count,) = self._tried(lambda cache: [cache.pinned()], 1)
+        (count,) = self._try(lambda cache: [cache.pinned()], 1)
         return count if isinstance(count, int) else 0
 
-    def _tried(self, call, count: int) -> list:
+    def _try(self, call, count: int) -> list:
         """The list that `call` returns, or as many times the kind of its failure."""
         if not count:
             return []

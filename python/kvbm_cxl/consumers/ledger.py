@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process stored and the pool still has: the consumer is told when the pool evicts it.
+"""Blocks that this process stored and the pool still has; the consumer hears of their eviction.
 
-Evictions of this process's blocks are told by the pool as they happen. After a loss of events, or of the pool, the ledger looks again.
+The pool reports evictions of this process's blocks as they happen. After a loss of events, or of the pool, the ledger looks again.
 Blocks of other processes, and those of an earlier life of this one, are not in it.
 """
 
@@ -35,36 +35,38 @@ class Ledger:
     gone: Callable[[list[Entry]], None]
     _entries: dict[Place, Entry] = field(default_factory=dict)
     _stored: set[Place] = field(default_factory=set)
-    """Those that were told as stored. The others are about to be."""
+    """Those reported as stored. The others are about to be."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while the consumer is told, so that it hears of no eviction before the store."""
+    """Held during the report, so that the consumer hears of no eviction before the store."""
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._listen, name="kvbm-cxl-ledger", daemon=True)
         self._thread.start()
 
-    def expect(self, entries: Iterable[tuple[Place, Entry]]) -> set[Place]:
-        """Writes down blocks that are about to be stored; returns those that were not in it. Before the store, so that an eviction right
-        after it finds them."""
+    def store(self, entries: dict[Place, Entry], store: Callable[[], list[str]], stored: Callable[[list[Entry]], None]) -> list[str]:
+        """Runs the store of blocks, which returns a word for each. `stored` gets those that the pool took and has not evicted since. They
+        are written down before the store, so that an eviction right after it finds them."""
         with self._lock:
-            fresh = {place: entry for place, entry in entries if place not in self._entries}
+            fresh = {place: entry for place, entry in entries.items() if place not in self._entries}
             self._entries.update(fresh)
-        return set(fresh)
-
-    def stored(self, places: Collection[Place], refused: Iterable[Place], told: Callable[[list[Entry]], None]) -> None:
-        """The end of the stores of expected blocks: `told` gets those that the pool took and has not evicted since."""
-        with self._lock:
-            for place in refused:
-                self._entries.pop(place, None)
-            # A block that was evicted and stored again before the pool told of it was told as stored already.
-            there = [place for place in places if place in self._entries and place not in self._stored]
-            self._stored.update(there)
-            if there:
-                told([self._entries[place] for place in there])
+        words = ["failed"] * len(entries)
+        try:
+            words = store()
+        finally:
+            took = [place for place, word in zip(entries, words, strict=True) if word == "stored"]
+            with self._lock:
+                for place in fresh.keys() - set(took):
+                    self._entries.pop(place, None)
+                # A block that was evicted and stored again before the pool reported it was reported as stored already.
+                there = [place for place in took if place in self._entries and place not in self._stored]
+                self._stored.update(there)
+                if there:
+                    stored([self._entries[place] for place in there])
+        return words
 
     def take(self, places: Iterable[Place]) -> list[Entry]:
-        """Strikes blocks out; returns those that were told as stored."""
+        """Removes blocks; returns those that were reported as stored."""
         taken = []
         with self._lock:
             for place in places:
@@ -75,12 +77,12 @@ class Ledger:
         return taken
 
     def entries(self) -> list[Entry]:
-        """What was told as stored, oldest first."""
+        """Blocks reported as stored, oldest first."""
         with self._lock:
             return [entry for place, entry in self._entries.items() if place in self._stored]
 
     def close(self) -> None:
-        """Ends the thread. What is in the pool stays there."""
+        """Ends the thread. Blocks stay in the pool."""
         self._closed.set()
         self._thread.join()
 

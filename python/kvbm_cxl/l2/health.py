@@ -36,14 +36,14 @@ class Health:
         try:
             yield
         except FileNotFoundError:
-            self._ended(me, failed=False)
+            self._record(me, failed=False)
             raise
         except BaseException:
-            self._ended(me, failed=True)
+            self._record(me, failed=True)
             raise
-        self._ended(me, failed=time.monotonic() - began > self._slow_s)
+        self._record(me, failed=time.monotonic() - began > self._slow_s)
 
-    def _ended(self, me: int, *, failed: bool) -> None:
+    def _record(self, me: int, *, failed: bool) -> None:
         with self._lock:
             self._under_way.pop(me, None)
             if not failed:
@@ -51,6 +51,6 @@ class Health:
                 return
             self._failures += 1
             if self._failures >= _FAILURES:
-                # The next call decides anew: it is one failure away from a longer pause.
+                # The next call decides: one more failure makes the pause longer.
                 self._paused_until, self._failures = time.monotonic() + self._pause_s, _FAILURES - 1
                 self._pause_s = min(self._pause_s * 2, _PAUSE_LAST_S)

@@ -18,7 +18,7 @@ class Index:
         self._bytes_of: OrderedDict[BlockName, int] = OrderedDict()
         self._total_bytes = 0
         self._since: dict[BlockName, int | None] | None = None
-        """What was added or used, or removed (None), since a look through the store began."""
+        """Objects added, used or removed (None) since a listing of the store began."""
         self._used_s: dict[BlockName, float] = {}
         """When objects were promoted, in seconds since 1970: not every store notes a use."""
 
@@ -42,7 +42,7 @@ class Index:
             place = {name: number for number, name in enumerate(self._bytes_of)}
         try:
             named = ((BlockName.of_path(each.path), each) for each in listing)
-            # What is shorter than a header is no block, and takes no room worth counting.
+            # A file shorter than a header is no block, and its size does not count.
             found = [(name, each) for name, each in named if name and each.len_bytes >= HEADER_BYTES]
             found.sort(key=lambda pair: (max(pair[1].written_s, used_s.get(pair[0], 0.0)), place.get(pair[0], len(place))))
             bytes_of = OrderedDict((name, each.len_bytes) for name, each in found)
@@ -72,7 +72,7 @@ class Index:
             self._used_s.pop(name, None)
             self._remove(name)
 
-    def used(self, name: BlockName) -> None:
+    def note_use(self, name: BlockName) -> None:
         """An object was promoted, and the store has noted that if it does."""
         with self._lock:
             if name in self._bytes_of:

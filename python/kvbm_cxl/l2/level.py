@@ -31,7 +31,7 @@ _BATCH = 8
 _PROMOTIONS = 256
 # A listing takes at most this part of a thread's time.
 _LISTING_PART = 0.1
-# What was promoted and finds no room in the pool is tried again, so often and for so long; and for a time afterwards nothing is.
+# A promoted block without room in the pool is tried again, this often and this long; afterwards promotions pause for a time.
 _ROOM_AGAIN_S, _ROOM_S, _NO_ROOM_S = 0.02, 0.5, 10.0
 # An error that repeats is logged again after this time.
 _LOG_AGAIN_S = 60.0
@@ -154,7 +154,7 @@ class Level2:
             self._count("demoted")
             self._count("demoted_bytes", len(payload))
         except Exception as error:
-            self._failed("writing", error)
+            self._note_failure("writing", error)
         finally:
             with self._lock:
                 self._coming.discard(name)
@@ -190,7 +190,7 @@ class Level2:
                 if came < len(wanted) or self._is_closed:
                     return
         except Exception as error:
-            self._failed("promoting", error)
+            self._note_failure("promoting", error)
         finally:
             promotion._ended.set()
 
@@ -238,8 +238,8 @@ class Level2:
                 data = self._store.read(name.path)
             found = payload_of(data, name)
             # In this order: a listing that has the time before the use has begun before the index hears of it.
-            self._store.used(name.path)
-            self._index.used(name)
+            self._store.note_use(name.path)
+            self._index.note_use(name)
             return found
         except FileNotFoundError:
             self._count("missed_absent")
@@ -249,7 +249,7 @@ class Level2:
             self._delete(name)
         except Exception as error:
             # It may be there all the same: the next look through the store tells.
-            self._failed("reading", error)
+            self._note_failure("reading", error)
         self._index.remove(name)
         return None
 
@@ -258,7 +258,7 @@ class Level2:
             with self._health.call():
                 self._store.delete(name.path)
         except Exception as error:
-            self._failed("deleting", error)
+            self._note_failure("deleting", error)
 
     # Threads
 
@@ -283,7 +283,7 @@ class Level2:
                 self._index.look_through(self._store.listing())
                 self._count("refreshed")
             except Exception as error:
-                self._failed("looking through", error)
+                self._note_failure("looking through", error)
             took_s = time.monotonic() - began
             # Not on the condition of the others: work that wakes one of them would be lost on this thread.
             self._end.wait(max(self._refresh_s, took_s / _LISTING_PART))
@@ -294,7 +294,7 @@ class Level2:
         with self._lock:
             self._counts[name] += value
 
-    def _failed(self, doing: str, error: Exception) -> None:
+    def _note_failure(self, doing: str, error: Exception) -> None:
         self._count("errors")
         self._log(doing, f"{doing} the second level failed: {type(error).__name__}: {error}")
 
@@ -311,7 +311,7 @@ class Level2:
         self._count(f"dropped_{name}")
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and `objects`, `object_bytes`, `queued_bytes` now; docs/operating/l2.md tells what each means."""
+        """Counts so far, and `objects`, `object_bytes`, `queued_bytes` now; docs/operating/l2.md explains each."""
         with self._lock:
             counts = dict(self._counts)
             queued_bytes = self._queued_bytes

@@ -2,7 +2,7 @@
 """A folder whose bytes go through NIXL's storage backend POSIX, as those of KVBM and Dynamo do.
 
 NIXL's backends read and write; they neither list nor delete nor rename. So names are the file system's, as for a folder without NIXL, and
-what is written by either is read by both. For the same reason there is no store of backend OBJ: an object store needs a client of its own
+files of either are read by both. For the same reason there is no store of backend OBJ: an object store needs a client of its own
 for everything else, which fsspec has.
 """
 

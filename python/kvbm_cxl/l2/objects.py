@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An object of the store: one block behind a header that says which it is, how long, and its checksums.
+"""An object of the store: a header with name, length and checksums, then the block.
 
     0 magic | 8 version u32 | 12 flags u32 (1: has a parent) | 16 namespace | 32 key | 48 parent | 64 length u64 | 72 XXH3-64 of the payload
     80 XXH3-64 of bytes 0 to 80 | 88 payload
@@ -24,7 +24,7 @@ _NAME = re.compile(r"([0-9a-f]{32})/([0-9a-f]{2})/([0-9a-f]{32})\.kv")
 
 Damage = Literal["truncated", "header", "version", "foreign", "checksum"]
 """truncated: shorter or longer than it says. header: its header is not whole. version: of another version of this format. foreign: it is
-another block. checksum: its payload is not what was written."""
+another block. checksum: its payload differs."""
 
 
 class DamagedObject(Exception):
@@ -50,7 +50,7 @@ class BlockName:
 
     @classmethod
     def of_path(cls, path: str) -> "BlockName | None":
-        """The name of the block at a path of a store; None for what is no object."""
+        """The name of the block at a path of a store; None if it is no object."""
         found = _NAME.fullmatch(path)
         if not found or not found[3].startswith(found[2]):
             return None

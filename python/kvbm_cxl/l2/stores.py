@@ -48,7 +48,7 @@ class Store(Protocol):
     def delete(self, path: str) -> None:
         """Deletes an object. One that is gone is no error."""
 
-    def used(self, path: str) -> None:
+    def note_use(self, path: str) -> None:
         """Notes a use, where the store can tell of it later."""
 
 
@@ -98,7 +98,7 @@ class LocalStore:
         try:
             file = open(unfinished, "xb", buffering=0)
         except FileNotFoundError:
-            # Never on what lies below the file system that was meant, once that is gone.
+            # Never on the folder below a file system that is no longer mounted.
             self._check_mount()
             target.parent.mkdir(parents=True, exist_ok=True)
             file = open(unfinished, "xb", buffering=0)
@@ -121,7 +121,7 @@ class LocalStore:
     def delete(self, path: str) -> None:
         (self._root / path).unlink(missing_ok=True)
 
-    def used(self, path: str) -> None:
+    def note_use(self, path: str) -> None:
         with suppress(OSError):
             os.utime(self._root / path)
 
@@ -173,7 +173,7 @@ class FsspecStore:
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._path(path))
 
-    def used(self, path: str) -> None:
+    def note_use(self, path: str) -> None:
         """Nothing: an object store has no time that could be set."""
 
 

@@ -80,7 +80,7 @@ class Chunks:
             known = self._known[name] = namespace_of("lmcache-in-process", **fields)
         return known
 
-    def known(self) -> list["kvbm_cxl.Namespace"]:
+    def known_namespaces(self) -> list["kvbm_cxl.Namespace"]:
         """The namespaces that this engine has met."""
         with self._lock:
             return list(self._known.values())

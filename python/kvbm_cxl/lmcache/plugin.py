@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
@@ -21,10 +21,10 @@ from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.abstract_backend import AllocatorBackendInterface, StoragePluginInterface
 
 from ..consumers.blocks import HELD, SKIPPED, Blocks, Loaded, leading
-from ..consumers.config import AdapterConfig
 from ..consumers.names import by_namespace
 from ..consumers.pins import Held, release
-from ..vllm_integration.config import ConfigError
+from ..options import ConfigError, ThreadOptions
+from ..vllm_integration.pool_access import acquire
 from .chunks import Chunks, name_of
 from .shapes import memory_of
 
@@ -41,7 +41,11 @@ _STORE_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)
-class PluginOptions(AdapterConfig):
+class PluginOptions(ThreadOptions):
+    """The options of the storage plugin."""
+
+    who: ClassVar[str] = _WHO
+
     replica: str = ""
     """Partition of keys that engines with the same text share. Default: all engines share one."""
 
@@ -59,11 +63,11 @@ class CxlStorageBackend(StoragePluginInterface):
     ) -> None:
         super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
         given = {name.removeprefix(_PREFIX): value for name, value in (config.extra_config or {}).items() if name.startswith(_PREFIX)}
-        options = PluginOptions.read(_WHO, given)
+        options = PluginOptions.read(given)
         if config.use_layerwise:
             raise ConfigError(f"{_WHO} stores chunks of all layers: it cannot be used with use_layerwise")
         self._chunks = Chunks(config, metadata, options.namespace, options.replica)
-        self._access = options.acquire(_WHO, must_open=False)
+        self._access = acquire(options, must_open=False)
         self._blocks = Blocks(self._access)
         self._threads = options.threads
         self._stores = ThreadPoolExecutor(options.threads, "kvbm-cxl-lmcache-store", self._access.bind_worker)
@@ -169,20 +173,20 @@ class CxlStorageBackend(StoragePluginInterface):
         """How many leading chunks are there; with `pin` these are pinned."""
         if not pin:
             return leading(self._find(keys, self._blocks.has))
-        pins = self._pinned(keys)
+        pins = self._pin_leading(keys)
         self._pins.add(zip(keys, pins, strict=False))
         return len(pins)
 
     async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
-        """The same. What is pinned stays so until `batched_get_non_blocking` of the same lookup has loaded it."""
+        """The same. Blocks stay pinned until `batched_get_non_blocking` of the same lookup has loaded it."""
         if not pin:
             return await asyncio.to_thread(self.batched_contains, keys)
-        pins = await asyncio.to_thread(self._pinned, keys)
+        pins = await asyncio.to_thread(self._pin_leading, keys)
         with self._lock:
             self._looked_up.setdefault(lookup_id, []).extend(pins)
         return len(pins)
 
-    def _pinned(self, keys: list[CacheEngineKey]) -> list["kvbm_cxl.Pins"]:
+    def _pin_leading(self, keys: list[CacheEngineKey]) -> list["kvbm_cxl.Pins"]:
         """Pins of the leading chunks that are there."""
         found = self._find(keys, self._blocks.pin)
         count = leading(found)
@@ -207,7 +211,7 @@ class CxlStorageBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         """Each chunk in memory of LMCache's, which the caller gives back; None for a miss."""
-        objects = self._allocated(len(keys))
+        objects = self._allocate(len(keys))
         first, *others = self._stretches(list(zip(keys, objects, strict=False)), len(objects)) or [[]]
         with self._lock:
             tasks = None if self._closed else [self._loads.submit(self._load, some) for some in others]
@@ -232,7 +236,7 @@ class CxlStorageBackend(StoragePluginInterface):
         _give_back(one for one in loaded[count:] if one)
         return loaded[:count]
 
-    def _allocated(self, count: int) -> list[MemoryObj]:
+    def _allocate(self, count: int) -> list[MemoryObj]:
         """Memory for as many full chunks as there is room for. Where there is none, stores that are under way will give theirs back."""
         objects: list[MemoryObj] = []
         try:
@@ -291,7 +295,7 @@ class CxlStorageBackend(StoragePluginInterface):
 
     def clear(self) -> int:
         """Evicts every chunk under the names that this engine has met, also those that others stored. Their tokens are not known: 0."""
-        for namespace in self._chunks.known():
+        for namespace in self._chunks.known_namespaces():
             self._blocks.clear(namespace)
         return 0
 

@@ -2,14 +2,15 @@
 """The L2 adapter of LMCache's multi-process server.
 
 LMCache's controllers give tasks and take results; threads of the adapter's own do the work. The pool evicts by itself, and the adapter
-tells LMCache of it. A pool that is lost is a cache without hits: the server goes on, its status says that the adapter is not healthy, and
+tells LMCache of it. A pool that is lost is a cache without hits: the server continues, its status says that the adapter is not healthy, and
 the pool is opened again as soon as it can be.
 """
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
@@ -20,11 +21,12 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from ..consumers.blocks import HELD, SKIPPED, Blocks
-from ..consumers.config import AdapterConfig
 from ..consumers.ledger import Entry, Ledger
 from ..consumers.names import by_namespace, key_of
 from ..consumers.pins import Held, release
 from ..consumers.tasks import Tasks
+from ..options import ThreadOptions, number
+from ..vllm_integration.pool_access import acquire
 from .shapes import FLAT, Namespaces, memory_of, shape_of, shape_of_object
 
 if TYPE_CHECKING:
@@ -36,20 +38,24 @@ _DELETE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class AdapterOptions(AdapterConfig):
-    capacity_bytes: int = 0
+class ServerOptions(ThreadOptions):
+    """The options of the adapter."""
+
+    who: ClassVar[str] = _WHO
+
+    capacity_bytes: int = number(0, 0)
     """Capacity of the tier for LMCache's own eviction (`"eviction"`). 0: only the pool evicts."""
 
 
 class CxlL2AdapterConfig(L2AdapterConfigBase):
     """The `adapter_params` of the plugin."""
 
-    def __init__(self, options: AdapterOptions) -> None:
+    def __init__(self, options: ServerOptions) -> None:
         self.options = options
 
     @classmethod
     def from_dict(cls, d: dict) -> "CxlL2AdapterConfig":
-        return cls(AdapterOptions.read(_WHO, d))
+        return cls(ServerOptions.read(d))
 
     @classmethod
     def help(cls) -> str:
@@ -69,7 +75,7 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def __init__(self, config: CxlL2AdapterConfig, l1_memory_desc: L1MemoryDesc | None = None) -> None:
         super().__init__(max_capacity_bytes=config.options.capacity_bytes)
-        self._access = config.options.acquire(_WHO)
+        self._access = acquire(config.options)
         self._blocks = Blocks(self._access)
         self._namespaces = Namespaces(config.options.namespace)
         self._notifiers = [create_event_notifier() for _ in range(3)]
@@ -81,7 +87,7 @@ class CxlL2Adapter(L2AdapterInterface):
         # What takes pins back and evicts, in order.
         self._later = ThreadPoolExecutor(1, "kvbm-cxl-lmcache-later")
         self._pins = Held()
-        self._ledger = Ledger(self._access, self._evicted)
+        self._ledger = Ledger(self._access, self._notify_evicted)
 
     def get_store_event_fd(self) -> int:
         return self._store_efd.fileno()
@@ -106,25 +112,19 @@ class CxlL2Adapter(L2AdapterInterface):
         for namespace, places in by_namespace(namespaces):
             names = [key_of(keys[place].chunk_hash) for place in places]
             sizes = [objects[place].get_size() for place in places]
-            fresh = self._ledger.expect(
-                ((namespace, name), Entry(keys[place], size)) for name, place, size in zip(names, places, sizes, strict=True)
-            )
-            words = ["failed"] * len(names)
-            try:
-                words = self._blocks.store(namespace, names, [memory_of(objects[place]) for place in places], sizes)
-            finally:
-                stored = [(namespace, name) for name, word in zip(names, words, strict=True) if word == "stored"]
-                self._ledger.stored(stored, fresh - set(stored), self._stored)
+            memory = [memory_of(objects[place]) for place in places]
+            entries = {(namespace, name): Entry(keys[place], size) for name, place, size in zip(names, places, sizes, strict=True)}
+            words = self._ledger.store(entries, partial(self._blocks.store, namespace, names, memory, sizes), self._notify_stored)
             stored_bytes += sum(size for size, word in zip(sizes, words, strict=True) if word == "stored")
             failures.update(set(words) - HELD - SKIPPED)
         if failures:
             logger.warning("%d objects were not all stored: %s", len(keys), ", ".join(sorted(failures)))
         return L2StoreResult(not failures, stored_bytes)
 
-    def _stored(self, entries: list[Entry]) -> None:
+    def _notify_stored(self, entries: list[Entry]) -> None:
         self._notify_keys_stored([entry.what for entry in entries], [entry.len_bytes for entry in entries])
 
-    def _evicted(self, entries: list[Entry]) -> None:
+    def _notify_evicted(self, entries: list[Entry]) -> None:
         self._notify_keys_deleted([entry.what for entry in entries], [entry.len_bytes for entry in entries])
 
     # Lookups, each of which locks what it finds
@@ -195,17 +195,17 @@ class CxlL2Adapter(L2AdapterInterface):
         try:
             self._later.submit(self._delete, keys).result(_DELETE_TIMEOUT_S)
         except TimeoutError:  # LMCache's thread of evictions does not expect an error.
-            logger.warning("the deletion of %d objects takes longer than %d s; it continues", len(keys), _DELETE_TIMEOUT_S)
+            logger.warning("the deletion of %d objects takes longer than %d s, and continues", len(keys), _DELETE_TIMEOUT_S)
 
     def _delete(self, keys: list[ObjectKey]) -> None:
         namespaces = [self._namespaces.to_look_in(key, ()) for key in keys]
         for namespace in {one for some in namespaces for one in some}:
             names = [key_of(key.chunk_hash) for key, some in zip(keys, namespaces, strict=True) if namespace in some]
             gone = self._blocks.evict(namespace, names)
-            # Told here, before this returns. The pool tells it as well, of what is struck out by then.
+            # Reported before this returns. The pool reports it as well, of entries that are removed by then.
             entries = self._ledger.take((namespace, name) for name, is_gone in zip(names, gone, strict=True) if is_gone)
             if entries:
-                self._evicted(entries)
+                self._notify_evicted(entries)
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> KeyListPage:
         """The keys that this server stored and the pool still has. The pool has no names of other servers' keys, only digests of them."""

@@ -3,9 +3,9 @@
 
 LMCache's keys name the model, the rank, the object group and the tenant, not what an object looks like. Two servers of one model with
 another chunk size or data type would find each other's objects, so the shapes and types of an object are part of its namespace. A lookup
-is told them; a load and a store see them in the object.
+gets them; a load and a store see them in the object.
 
-Objects that a serializer made are flat buffers, of which a lookup is told nothing: it looks for them under the name of such buffers,
+Objects that a serializer made are flat buffers, whose shape a lookup does not know: it looks for them under the name of such buffers,
 until a store or a load has shown which of the two this server has.
 """
 
@@ -20,7 +20,7 @@ from ..consumers.names import namespace_of
 
 Shape = tuple[tuple[tuple[int, ...], str], ...]
 FLAT: Shape = (((-1,), "bytes"),)
-"""What stands for the shape of any flat buffer: how long one is depends on what was serialized."""
+"""Stands for the shape of any flat buffer, whose length depends on its content."""
 
 
 def shape_of(shapes: Iterable[Iterable[int]], dtypes: Iterable[Any]) -> Shape:
@@ -45,7 +45,7 @@ class _Seen:
     stored: dict[Shape, None] = field(default_factory=dict)
     """Shapes of the objects that this server stored or loaded."""
     told: dict[Shape, None] = field(default_factory=dict)
-    """Shapes that lookups were told."""
+    """Shapes given to lookups."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Namespaces:
             return self._namespace(key, shape)
 
     def to_look_in(self, key: Any, shape: Shape) -> list["kvbm_cxl.Namespace"]:
-        """The namespaces in which an object may be whose shape is as a lookup was told. Without one: all that this server has met."""
+        """The namespaces that may hold an object of the shape given to a lookup. Without one: all that this server has met."""
         with self._lock:
             seen = self._seen_of(key)
             if not shape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the CXL backend available to the NIXL that is installed, beside the backends that NIXL brings.
+"""Makes the CXL backend available to the installed NIXL, in addition to NIXL's own.
 
     import kvbm_cxl.nixl
 
@@ -11,7 +11,7 @@ be changed, `kvbm-cxl nixl-plugin-dir` makes a folder for NIXL_PLUGIN_DIR.
 """
 
 from ._errors import AbiMismatch, NixlError, NixlNotFound, PluginNotFound
-from ._installed import Installation, find
+from ._installation import Installation, find
 from ._manager import enable
 from ._plugin import malloc_path, plugin_dir, plugin_path
 from ._vtable import check

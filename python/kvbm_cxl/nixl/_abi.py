@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How NIXL calls a backend that the plugin in this package was built for: the virtual functions of nixlBackendEngine, in order.
 
-Names are as the C++ ABI mangles them, without the class: what is before the name says whether the function is const, what is behind it
+Names are as the C++ ABI mangles them, without the class: the part before the name says whether the function is const, the part after it
 are the arguments. They are the same in NIXL 1.3.1 to 1.5.1.
 """
 
@@ -10,7 +10,7 @@ BASE = "17nixlBackendEngine"
 _STRING = "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 _TRANSFER = f"ERK14nixl_xfer_op_tRK12nixlDescListI12nixlMetaDescES7_RK{_STRING}"
 
-# (const, name, arguments) of every slot behind the two destructors.
+# (const, name, arguments) of every slot after the two destructors.
 SLOTS = (
     (True, "supportsRemote", "Ev"),
     (True, "supportsLocal", "Ev"),

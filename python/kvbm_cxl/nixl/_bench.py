@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._errors import NixlError
-from ._installed import Installation
+from ._installation import Installation
 from ._overlay import make_overlay
 from ._plugin import malloc_path
 

@@ -7,7 +7,7 @@ class NixlError(RuntimeError):
 
 
 class NixlNotFound(NixlError):
-    """No NIXL is installed, or not one with what is needed."""
+    """No NIXL is installed, or one that lacks something required."""
 
 
 class PluginNotFound(NixlError):

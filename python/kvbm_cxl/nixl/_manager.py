@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ._errors import NixlNotFound, PluginNotFound
-from ._installed import Installation, find, import_nixl
+from ._installation import Installation, find, import_nixl
 from ._plugin import plugin_path
 from ._vtable import check
 
@@ -24,7 +24,7 @@ class _String(ctypes.Structure):
 _added: set[Path] = set()
 
 
-def _loaded(package: str) -> Installation:
+def _load(package: str) -> Installation:
     """Imports NIXL, by its common name where that is installed, and tells which one it is now."""
     if not import_nixl():
         try:
@@ -42,7 +42,7 @@ def enable() -> Path:
     """
     plugin = plugin_path()
     # Of several that are installed, which one it is shows only once NIXL is imported; nothing of ours is loaded before it is known to fit.
-    installation = _loaded(find().package)
+    installation = _load(find().package)
     check(installation)
     if plugin in _added:
         return plugin.parent

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._errors import NixlError
-from ._installed import Installation
+from ._installation import Installation
 from ._plugin import NAME, plugin_path
 
 
@@ -38,7 +38,7 @@ def make_overlay(installation: Installation, folder: Path, aliases: Sequence[str
 
     `aliases`: further names of backends that our plugin has there, for programs that know a closed list of names.
 
-    Plugins look for their libraries beside where they were found, so the folders around them are there as well. May be called by many at a
+    Plugins look for their libraries next to their own path, so the folders around them are there as well. May be called by many at a
     time. Raises NixlError where `folder` holds NIXL itself, or files with these names that are no links: nothing of them is touched.
     """
     # The process that gets this path may run elsewhere.

@@ -9,7 +9,7 @@ NAME = "libplugin_CXL.so"
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def _built(name: str) -> Path:
+def _find_library(name: str) -> Path:
     places = [_PACKAGE / "lib" / name, _PACKAGE.parents[1] / "target" / "nixl_plugin" / name]
     for place in places:
         if place.is_file():
@@ -22,7 +22,7 @@ def plugin_path() -> Path:
 
     Raises PluginNotFound.
     """
-    return _built(NAME)
+    return _find_library(NAME)
 
 
 def malloc_path() -> Path:
@@ -30,7 +30,7 @@ def malloc_path() -> Path:
 
     Raises PluginNotFound.
     """
-    return _built("libcxl_malloc.so")
+    return _find_library("libcxl_malloc.so")
 
 
 def plugin_dir() -> Path:

@@ -15,7 +15,7 @@ from elftools.elf.elffile import ELFFile
 
 from ._abi import BASE, SLOTS
 from ._errors import AbiMismatch
-from ._installed import Installation, find
+from ._installation import Installation, find
 
 _WORD = 8
 # Before the first function: the offset to the whole object, and the type information.
@@ -32,7 +32,7 @@ Slot = tuple[bool, str, str]
 
 @dataclass
 class _Image:
-    """What is of interest in a shared library: where its symbols are, and what the loader writes to which word."""
+    """The relevant parts of a shared library: addresses of its symbols, and the words that the loader writes."""
 
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     words: dict[int, str] = field(default_factory=dict)
@@ -96,11 +96,11 @@ def _slot(symbol: str | None) -> Slot | None:
     return bool(match[1]), name, rest[inner.end() + len(name) :]
 
 
-def _said(slot: Slot) -> str:
+def _describe(slot: Slot) -> str:
     return f"{slot[1]} ({slot[2]}{', const' if slot[0] else ''})"
 
 
-def _compared(path: Path) -> set[int]:
+def _confirm(path: Path) -> set[int]:
     """Which slots one plugin confirms. Raises AbiMismatch at one that is different."""
     image = _read(path)
     base = _table(image, BASE)
@@ -117,7 +117,8 @@ def _compared(path: Path) -> set[int]:
             if slot is None:
                 continue
             if slot != SLOTS[index]:
-                raise AbiMismatch(f"{path}: virtual function {index} of nixlBackendEngine is {_said(slot)}, not {_said(SLOTS[index])}")
+                wanted = _describe(SLOTS[index])
+                raise AbiMismatch(f"{path}: virtual function {index} of nixlBackendEngine is {_describe(slot)}, not {wanted}")
             confirmed.add(index)
     return confirmed
 
@@ -138,7 +139,7 @@ def check(installation: Installation | None = None) -> list[str]:
         if path.name == "libplugin_CXL.so" or not missing:
             continue
         try:
-            confirmed = _compared(path)
+            confirmed = _confirm(path)
         except AbiMismatch as error:
             raise AbiMismatch(f"{error}: {advice}") from None
         except (ELFError, OSError, ValueError, KeyError, UnicodeDecodeError):

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
 import kvbm_cxl
 
 from ..consumers.names import namespace_of
-from ..vllm_integration.config import ConfigError
+from ..options import ConfigError
 
 # Pools that are sharded by rank although the model's KV cache is the same on all ranks.
 _SHARDED = {PoolName.MAMBA}

@@ -6,7 +6,8 @@ loaded is verified. A pool that is full, lost or not there at start is one witho
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -22,13 +23,20 @@ from sglang.srt.mem_cache.hicache_storage import (
 import kvbm_cxl
 
 from ..consumers.blocks import KEPT, Blocks, leading
-from ..consumers.config import PoolConfig
 from ..consumers.names import key_of
+from ..options import AdapterOptions
+from ..vllm_integration.pool_access import acquire
 from .pages import HostPool
 
-_WHO = "SGLang's storage backend CxlHiCache"
 # What SGLang says to itself in the same dictionary.
 _OF_SGLANG = frozenset(("backend_name", "module_path", "class_name", "interface_v1"))
+
+
+@dataclass(frozen=True)
+class HiCacheOptions(AdapterOptions):
+    """The options of the backend."""
+
+    who: ClassVar[str] = "SGLang's storage backend CxlHiCache"
 
 
 class CxlHiCache(HiCacheStorage):
@@ -36,10 +44,10 @@ class CxlHiCache(HiCacheStorage):
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         options = {name: value for name, value in (storage_config.extra_config or {}).items() if name not in _OF_SGLANG}
-        self._options = PoolConfig.read(_WHO, options)
+        self._options = HiCacheOptions.read(options)
         self._config = storage_config
         self._takes_addresses = bool((storage_config.extra_config or {}).get("interface_v1"))
-        self._access = self._options.acquire(_WHO, must_open=False)
+        self._access = acquire(self._options, must_open=False)
         self._blocks = Blocks(self._access)
         self._pools: dict[str, HostPool] = {}
         self._flat: set["kvbm_cxl.Namespace"] = set()

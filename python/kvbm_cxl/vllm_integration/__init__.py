@@ -7,11 +7,10 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | module | what it does |
 |---|---|
 | `connector` | the class that vLLM makes in its scheduler and in each worker |
-| `scheduler` | the scheduler's side, over `lookups` (pins what is cached), `saving` (orders what is published) and `corrupt_blocks` |
+| `scheduler` | the scheduler's side, over `lookups` (pins cached blocks), `saving` (orders publishes) and `corrupt_blocks` |
 | `block_names` | the namespaces and keys of a request's blocks |
-| `worker` | saves after a step, loads beside it |
-| `save_job` | one batch of blocks on its way into the pool |
-| `movers` | how blocks get into the pool and back: copied, or published where they lie |
+| `worker` | the worker's side, over `attachment` (where blocks lie), `loader` and `saver` |
+| `movers` | how blocks get into the pool and back |
 | `keys` | what blocks are called: vLLM's hashes, and our own for the last, partly filled block |
 | `identity` | the namespace: what else shapes the bytes of a block |
 | `settings`, `harmless_settings` | the engine's configuration in it, and what of it shapes no block |
@@ -20,10 +19,9 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `held_tensors` | every tensor that a model holds in memory |
 | `weights`, `engine_watch` | weights that are replaced while the engine runs: noticed, and told apart by a fingerprint |
 | `adapters` | LoRA adapters by content |
-| `tracked` | what the scheduler's side remembers of a request |
+| `request_state` | what the scheduler's side remembers of a request |
 | `diagnosis` | why nothing is found |
 | `geometry` | where the bytes of a block lie in vLLM's tensors |
-| `jobs` | threads that copy, with bounds |
 | `failures` | errors of background threads: logged, counted, the last one kept |
 | `pool_access` | one pool per process, opened once, opened again after it was lost |
 | `stats` | counters for vLLM and Prometheus |
@@ -31,7 +29,7 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `dynamo_protocol` | Dynamo's side of the hand-over |
 | `tier`, `tier_names`, `tier_engine`, `tier_stats`, `tier_events` | no part of the connector: the pool as a tier of vLLM's own offloading |
 
-Options of `kv_connector_extra_config`: `config.ConnectorConfig`. What shapes a block and how it is told apart: docs/reference/vllm.md.
+Options of `kv_connector_extra_config`: `config.ConnectorConfig`. What shapes a block and how keys cover it: docs/reference/vllm.md.
 """
 
 import sys

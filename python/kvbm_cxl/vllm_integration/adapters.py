@@ -3,7 +3,7 @@
 
 vLLM's hashes name an adapter by its name and path, so that an adapter whose files are replaced, or another one of the same name on another
 host, would meet the blocks of the first. A worker digests the files of every adapter as it loads them, and tells the scheduler's side,
-which makes the digest part of the keys of requests with it. It is the digest of what is in memory: files that change afterwards, or while
+which makes the digest part of the keys of requests with it. It is the digest of the loaded adapter: files that change afterwards, or while
 they are read, do not belong to it. An adapter without a digest (its files are gone, it was loaded from tensors) shares nothing.
 
 A request with an adapter that the workers have not told of waits one step, in which they load it.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import bounded
+from . import limits
 from .file_digests import FileDigests, State, state_of
 from .log import logger
 from .stats import Tally
@@ -100,7 +100,7 @@ class LoadedAdapters:
             return None, None, UNKNOWN
         try:
             folder = Path(get_adapter_absolute_path(request.lora_path))
-        except Exception as error:  # A hub that does not answer, a path that is none: loading says what is wrong with it.
+        except Exception as error:  # A hub that does not answer, a path that does not exist: loading reports it.
             logger.info("adapter %r: %s", request.lora_name, error)
             return None, None, UNKNOWN
         before = _states(folder)
@@ -112,7 +112,7 @@ class LoadedAdapters:
         return folder, before, hashlib.sha256(files + how).digest()[:16]
 
     def _note(self, adapter_id: int, content: bytes) -> None:
-        if len(self._loaded) >= bounded.MAX_REMEMBERED:
+        if len(self._loaded) >= limits.MAX_REMEMBERED:
             there = self._manager.list_adapters() if self._manager is not None else ()
             self._loaded = {known: digest for known, digest in self._loaded.items() if known in there}
         self._loaded[adapter_id] = self._changed[adapter_id] = content
@@ -187,7 +187,7 @@ class KnownAdapters:
         if len(found) > 1 or UNKNOWN in found:
             if request.lora_name not in self._warned:
                 self._warned[request.lora_name] = None
-                bounded.trim(self._warned)
+                limits.trim(self._warned)
                 self.tally.count("adapters", "unknown")
                 logger.warning(
                     "CxlConnector: adapter %r (%s) is known by name alone: its files cannot be read, changed while they were, differ "
@@ -201,7 +201,7 @@ class KnownAdapters:
     def may_publish(self, request: "LoRARequest", content: bytes) -> bool:
         """Whether new blocks may be published: not while vLLM may have blocks itself that another adapter of this name computed."""
         name = request.lora_name, request.lora_path
-        if len(self._local) >= bounded.MAX_REMEMBERED and name not in self._local:
+        if len(self._local) >= limits.MAX_REMEMBERED and name not in self._local:
             return False  # None of these may be forgotten before the reset, and there is no room to remember this one.
         if self._local.setdefault(name, content) != content:
             if name not in self._mixed:
@@ -231,7 +231,7 @@ class KnownAdapters:
         wanted, self._wanted = self._wanted, {}
         return list(wanted.values())
 
-    def told(self, by_rank: Mapping[int, Mapping[int, bytes]]) -> set[int]:
+    def learn(self, by_rank: Mapping[int, Mapping[int, bytes]]) -> set[int]:
         """What workers say, by rank, then by the adapter's number. Returns adapters that are others than before."""
         replaced = set()
         for adapter_id in {each for adapters in by_rank.values() for each in adapters}:
@@ -242,7 +242,7 @@ class KnownAdapters:
                 before = {}
             self._told.pop(adapter_id, None)
             self._told[adapter_id] = {**before, **now}
-            while len(self._told) > bounded.MAX_REMEMBERED:
+            while len(self._told) > limits.MAX_REMEMBERED:
                 oldest = next(iter(self._told))
                 del self._told[oldest]
                 self._sure.discard(oldest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the pool of one engine's blocks, found out from time to time, so that routers can be told.
+"""Finds out at intervals which blocks of one engine are in the pool, for announcements to routers.
 
 Descriptions (`descriptions`) of the blocks that this engine published are published here, too. A block counts as there while its
 description and its bytes of every rank are; a description that has outlived its block is evicted by the host that owns it.
@@ -18,17 +18,17 @@ from .log import logger
 from .pool_access import PoolAccess
 from .stats import Tally
 
-# Descriptions that are read in one round. The first round of a full pool would otherwise take long, and nothing would be told meanwhile.
+# Descriptions that are read in one round. The first round of a full pool would otherwise delay all announcements.
 _AT_ONCE = 1024
 # Of these, those that were announced before: they are not urgent.
 _REFRESHED = 256
-# Kinds of errors after which nothing of the pool can be had.
+# Kinds of errors after which nothing of the pool is available.
 _LOST = frozenset({"lost", "closed", "device_lost", "not_a_pool", "replaced"})
 
 
 @dataclass
 class AnnouncedBlock:
-    """A block that routers were told of."""
+    """A block that was announced to routers."""
 
     block_hash: bytes
     times: int
@@ -42,7 +42,7 @@ class RoundChanges:
     stored: list[Description] = field(default_factory=list)
     """Parents before their children."""
     removed: list[bytes] = field(default_factory=list)
-    """Whole hashes, each as often as it was told."""
+    """Whole hashes, each as often as it was announced."""
     is_all: bool = True
     """False: there is more to be found right now."""
 
@@ -67,7 +67,7 @@ class Announcer:
         self._to_refresh = 0.0
 
     def round(self, published: Iterable[Description]) -> RoundChanges:
-        """Describes what was published, and finds out what has changed. A pool that is lost has nothing; other errors end the round."""
+        """Describes published blocks, and finds changes. A lost pool has nothing; other errors end the round."""
         published = list(published)
         try:
             return self.access.call(lambda cache: self._round(cache, published))
@@ -136,7 +136,7 @@ class Announcer:
         for key in list(self._to_read)[: self.at_once]:
             del self._to_read[key]
             if not cache.pull(self.descriptions, key, into):
-                # It has just gone, of which the next look tells; or it cannot be had.
+                # It was just evicted, which the next look finds, or it is unavailable.
                 self.tally.count("descriptions", "missed")
                 continue
             try:

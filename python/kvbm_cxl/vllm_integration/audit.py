@@ -14,17 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import kvbm_cxl
 import torch
 
+from ..options import ConfigError
 from .block_difference import Difference, LayerRows, difference, limit_of, numbers_of, states_of
-from .config import ConfigError
 from .groups import Group
 from .identity import layer_number
 from .log import logger
-from .movers import Mover, PublishBatch
+from .metadata import Blocks
+from .movers import After, Mover, PublishBatch
 from .pool_access import PoolAccess
 from .stats import Tally
 from .token_places import writer_of
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
-    from .devices import After
 
 # Of blocks that were computed and are in the pool: the first ones after a start, and then one in so many.
 _FIRST, _EVERY = 64, 256
@@ -50,7 +51,7 @@ class FoundBlocks:
     def release(self, reservations: None) -> None:
         """Nothing was reserved."""
 
-    def publish(self, batch: PublishBatch, reservations: None, after: "After" = None) -> list[str]:
+    def publish(self, batch: PublishBatch, reservations: None, after: After = None) -> list[str]:
         """Nothing is published. Waits for `after` as a copy would."""
         if after is not None:
             after.synchronize()
@@ -167,12 +168,17 @@ class Audit:
     _seen: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def of_batch(self, group: GroupAudit | None, blocks: Blocks, is_wanted: bool) -> Callable[[PublishBatch, list[str]], None] | None:
+        """What compares those of the blocks that their request computed in full, once they are published; None where there are none."""
+        computed = frozenset(blocks.keys[blocks.found : len(blocks.keys) - (blocks.tail_tokens > 0)])
+        return partial(self.look, group, computed, is_wanted) if computed else None
+
     def look(self, group: GroupAudit | None, computed: frozenset[bytes], is_wanted: bool, batch: PublishBatch, outcomes: list[str]) -> None:
         """Compares some of the blocks that were `computed` and are in the pool. `is_wanted`: their request is computed for the audit."""
         places = [at for at, (key, outcome) in enumerate(zip(batch.keys, outcomes)) if outcome == "exists" and key in computed]
         if not places:
             return
-        chosen = self._chosen(places, is_wanted)
+        chosen = self._choose(places, is_wanted)
         if group is None:
             self.tally.count("audited_blocks", "not_comparable", len(chosen))
             return
@@ -180,7 +186,7 @@ class Audit:
             if not self.has_differed:
                 self._compare(group, batch.keys[at], batch.block_ids[at])
 
-    def _chosen(self, places: list[int], is_wanted: bool) -> list[int]:
+    def _choose(self, places: list[int], is_wanted: bool) -> list[int]:
         with self._lock:
             first, self._seen = self._seen, self._seen + len(places)
         if is_wanted:

@@ -10,7 +10,7 @@ itself.
 from dataclasses import dataclass
 
 from .groups import Shape
-from .tracked import PinnedLookup, Tracked
+from .request_state import PinnedLookup, RequestState
 
 _EVERY = 256
 # At most so many tokens are computed of such a hit: what vLLM computes in a step by default.
@@ -26,7 +26,7 @@ class AuditedHits:
     _hits: int = 0
     _handovers: int = 0
 
-    def limit(self, tracked: Tracked, lookup: PinnedLookup, shape: Shape) -> int | None:
+    def limit(self, tracked: RequestState, lookup: PinnedLookup, shape: Shape) -> int | None:
         """The tokens from which on a request is computed although they were found; None where its hit stays whole."""
         whole = lookup.tokens // shape.align_tokens * shape.align_tokens
         limit = max(whole - _COMPUTED_TOKENS, lookup.computed_tokens)

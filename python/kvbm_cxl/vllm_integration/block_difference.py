@@ -129,14 +129,14 @@ class LayerRows:
         here, there = here.where(usable, 0), there.where(usable, 0)
         count = pages * width if self.page_tokens else 1
 
-        def added(values: torch.Tensor) -> torch.Tensor:
+        def sum_rows(values: torch.Tensor) -> torch.Tensor:
             total = torch.zeros(count, dtype=torch.float32, device=values.device)
             return total.index_add_(0, rows, values).view(-1, 2 if self.page_tokens else 1)
 
-        length = (added(here * here + there * there) / 2).sqrt()
+        length = (sum_rows(here * here + there * there) / 2).sqrt()
         floor = _SHORT * (length * length).mean(0).sqrt()
-        distance = added((here - there) ** 2).sqrt() / torch.maximum(length, floor).clamp_min(torch.finfo(torch.float32).tiny)
-        return distance.where(added(broken.to(torch.float32)) == 0, _FAR)
+        distance = sum_rows((here - there) ** 2).sqrt() / torch.maximum(length, floor).clamp_min(torch.finfo(torch.float32).tiny)
+        return distance.where(sum_rows(broken.to(torch.float32)) == 0, _FAR)
 
 
 def difference(

@@ -10,12 +10,12 @@ import kvbm_cxl
 from .adapters import KnownAdapters
 from .diagnosis import hash_seed
 from .groups import Shape
-from .keys import Hasher, Rehashed, group_keys, named, of_group, tail_key
+from .keys import Hasher, Rehashed, group_keys, name_variant, of_group, tail_key
 from .metadata import WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
+from .request_state import RequestState
 from .sessions import Session
 from .stats import Tally
-from .tracked import Tracked
 from .weights import Era
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class BlockNames:
         """Those of every group."""
         return [namespace for group in self.by_group for namespace in group]
 
-    def has_names(self, tracked: Tracked) -> bool | None:
+    def has_names(self, tracked: RequestState) -> bool | None:
         """Whether a request's blocks have names in the pool. None: it is not known yet, and the workers are asked in the next step."""
         if not self.era.is_known:
             return None
@@ -87,7 +87,7 @@ class BlockNames:
         tracked.adapter = content
         return bool(content)
 
-    def may_publish(self, tracked: Tracked) -> bool:
+    def may_publish(self, tracked: RequestState) -> bool:
         """Whether all blocks of a request were computed with the weights and the adapter that its keys name."""
         if not self.has_names(tracked) or tracked.stale or not self.era.publishes or self._has_too_many_stale:
             return False
@@ -112,7 +112,7 @@ class BlockNames:
         self.adapters.local_reset()
         self._stale.clear()
 
-    def _hashed(self, tracked: Tracked) -> "Request | Rehashed":
+    def _with_hashes(self, tracked: RequestState) -> "Request | Rehashed":
         """A request with the hashes of its blocks in the pool."""
         if self.hasher is None:
             return tracked.request
@@ -121,37 +121,37 @@ class BlockNames:
         tracked.rehashed.update()
         return tracked.rehashed
 
-    def hashed_tokens(self, tracked: Tracked) -> int:
+    def hashed_tokens(self, tracked: RequestState) -> int:
         """Leading tokens of a request whose blocks have names."""
-        hashes = tracked.hashes if self.hasher is None else self._hashed(tracked).block_hashes
+        hashes = tracked.hashes if self.hasher is None else self._with_hashes(tracked).block_hashes
         return len(hashes) * self.shape.hash_tokens
 
-    def keys(self, tracked: Tracked, first: int, stop: int, position: int = 0) -> list[bytes]:
+    def keys(self, tracked: RequestState, first: int, stop: int, position: int = 0) -> list[bytes]:
         """Keys of full blocks of the group at `position`, as far as their tokens are hashed."""
         hashes = self.shape.groups[position].block_tokens // self.shape.hash_tokens
         stop = min(stop, self.hashed_tokens(tracked) // self.shape.groups[position].block_tokens)
-        return [self._name(key, tracked, position) for key in group_keys(self._hashed(tracked), first, stop, hashes)]
+        return [self._name(key, tracked, position) for key in group_keys(self._with_hashes(tracked), first, stop, hashes)]
 
-    def tail(self, tracked: Tracked, position: int = 0) -> bytes:
+    def tail(self, tracked: RequestState, position: int = 0) -> bytes:
         """The key of the tail of a request's prompt."""
-        return self._name(tail_key(self._hashed(tracked), self.shape.hash_tokens), tracked, position)
+        return self._name(tail_key(self._with_hashes(tracked), self.shape.hash_tokens), tracked, position)
 
-    def _name(self, key: bytes, tracked: Tracked, position: int) -> bytes:
-        return of_group(named(key, self.era.name, tracked.adapter), position)
+    def _name(self, key: bytes, tracked: RequestState, position: int) -> bytes:
+        return of_group(name_variant(key, self.era.name, tracked.adapter), position)
 
-    def parent(self, tracked: Tracked, block: int, position: int = 0) -> bytes | None:
+    def parent(self, tracked: RequestState, block: int, position: int = 0) -> bytes | None:
         """The key of the block before `block`."""
         return self.keys(tracked, block - 1, block, position)[0] if block else None
 
-    def facts(self, tracked: Tracked) -> dict[str, str]:
+    def facts(self, tracked: RequestState) -> dict[str, str]:
         """What shapes the names of a request's blocks, and which pool they are in."""
         pool = self.access.pool
         now = {"weights": self.era.name.hex(), "adapter": tracked.adapter.hex(), "seed": hash_seed()}
         return {**self._facts, **now, **({"pool": pool.uuid} if pool else {}), "namespace": str(self.namespaces[0])}
 
-    def learn(self, report: WorkerReport, requests: Mapping[str, Tracked]) -> None:
+    def learn(self, report: WorkerReport, requests: Mapping[str, RequestState]) -> None:
         """Takes weights and adapters in the workers' memory from a report."""
-        replaced = self.adapters.told(report.adapters)
+        replaced = self.adapters.learn(report.adapters)
         others = self.era.answers(report.inquiry, report.weights)
         if report.has_differed:
             others |= self.era.isolate()

@@ -12,13 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ..options import ConfigError
 from . import engine_watch, pool_access, second_level, support
-from .config import ConfigError, ConnectorConfig
+from .config import ConnectorConfig
 from .events import PoolEvents
+from .failures import ThreadError
 from .groups import shape_of
 from .keys import hasher_of
 from .log import logger
-from .failures import ThreadError
 from .metadata import StepMetadata, WorkerHandshake
 from .publisher import Outlet
 from .scheduler import SchedulerSide
@@ -137,21 +138,21 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for: requests run when they are loaded. A block that is read while it is loaded may turn out to be a miss."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any) -> None:
-        """Nothing: blocks are published whole, behind the step."""
+        """Nothing: blocks are published whole, when the step has computed them."""
 
     def wait_for_save(self) -> None:
         self._worker.save(self._get_connector_metadata())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return self._worker.ended(finished_req_ids)
+        return self._worker.take_finished(finished_req_ids)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        saved, loaded = self._worker.ended(finished_req_ids)
+        saved, loaded = self._worker.take_finished(finished_req_ids)
         # vLLM can tell which request a block is of only where there is one group.
-        return KVConnectorTransferResults(saved, loaded, self._worker.take_failed_requests() if self._is_hybrid else set())
+        return KVConnectorTransferResults(saved, loaded, self._worker.loader.failed_requests() if self._is_hybrid else set())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return set() if self._is_hybrid else self._worker.take_failed_blocks()
+        return set() if self._is_hybrid else self._worker.loader.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> "WorkerReport":
         return self._worker.report()
@@ -161,7 +162,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         engine_watch.watch_resets(kv_cache_manager, self._scheduler)
         if events := self._scheduler.events:
-            engine_watch.watch_cleared(kv_cache_manager, events.cleared)
+            engine_watch.watch_cleared(kv_cache_manager, events.note_cleared)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHandshake]) -> None:
         self._scheduler.handshake(metadata)
@@ -170,10 +171,10 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             events.begin(self._scheduler.namespaces, cell_bytes, self._scheduler.shape.groups[0].block_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._scheduler.matched(request, num_computed_tokens)
+        return self._scheduler.match(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks, num_external_tokens)
+        self._scheduler.note_allocation(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         return self._scheduler.step(scheduler_output)
@@ -182,10 +183,10 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.report(connector_output)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request)
+        return self._scheduler.finish(request)
 
     def request_finished_all_groups(self, request: "Request", block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request)
+        return self._scheduler.finish(request)
 
     def reset_cache(self) -> bool:
         return self._scheduler.reset()

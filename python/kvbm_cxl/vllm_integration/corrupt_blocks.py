@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .block_names import BlockNames
-from .bounded import trim
+from .limits import trim
 from .pool_access import PoolAccess
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What routers want to know of a block and the pool does not: its place in its chain, whole hashes, tokens.
 
-A description is a small block of its own beside the block that it describes, under the same key, in a namespace of its own, so that every
+A description is a small block under the same key as the block that it describes, in a namespace of its own, so that every
 engine can announce every block, those of other engines included. All have one length for a size of blocks, and so lie in cells of one size.
 
     4 bytes   "KVD" and the version

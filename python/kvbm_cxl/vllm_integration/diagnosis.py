@@ -83,7 +83,7 @@ def differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str,
 
 
 class Reasons:
-    """What was said so far."""
+    """Warnings given so far."""
 
     def __init__(self) -> None:
         self._said_s: dict[str, float] = {}

@@ -16,7 +16,7 @@ from .handover import prefill_params
 class CxlConnectorProtocol(KvConnectorProtocol):
     """Dynamo's view of `CxlConnector`. One instance per prefill request, without state."""
 
-    # Mediated by a cache: a transport beside it in a MultiConnector may own the hand-over.
+    # Mediated by a cache: another transport in a MultiConnector may own the transfer.
     produces_kv_transfer_params = False
 
     def prefill_request_kv_transfer_params(self) -> dict[str, Any]:

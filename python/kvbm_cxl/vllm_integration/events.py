@@ -2,7 +2,7 @@
 """KV events of pool blocks, in vLLM's classes, for routers that count prefixes.
 
 Every engine announces all blocks of its namespaces, those of other engines included: to a router each worker has them, at the price of
-the tier that `events_medium` names. A thread finds out what is there (`announcer`); the forward path never waits for it.
+the tier that `events_medium` names. A thread finds the pool's blocks (`announcer`); the forward path never waits for it.
 """
 
 import threading
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import kvbm_cxl
 
 from .announcer import Announcer, RoundChanges
-from .bounded import trim
 from .config import ConnectorConfig
 from .descriptions import Description, description_bytes
 from .keys import block_key, event_extra_keys
+from .limits import trim
 from .log import logger
 from .pool_access import PoolAccess
 from .publisher import Outlet
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Blocks that were ordered to be published and of which nothing is heard yet. One that is forgotten is described when it is published again.
 _MAX_ORDERED = 1 << 16
-# Events that wait for a step. Beyond, rounds wait as well: what changes meanwhile is told then.
+# Events that wait for a step. Beyond, rounds wait as well and report later changes then.
 _MAX_WAITING = 1 << 13
 _MAX_BATCH = 256
 # Of the thread's time, rounds take at most one part in so many.
@@ -40,6 +40,8 @@ _AGAIN_S = (2, 5, 10, 20, 40, 80)
 # A router that starts later knows every block after this time: all of them are announced again, a few in each round.
 _REFRESH_S = 300.0
 _END_S = 10
+# Interval at which an engine looks for changes in the pool.
+PERIOD_S = 0.5
 
 
 def stored_event(description: Description, medium: str) -> "KVCacheEvent":
@@ -103,7 +105,7 @@ class PoolEvents:
         announcer = Announcer(self._access, namespaces, block_tokens, self._tally)
         self._thread = self._access.failures.start_thread("kvbm-cxl-events", "KV events of the pool", lambda: self._run(announcer))
 
-    def ordered(self, request: "Request", first: int, stop: int, block_tokens: int) -> None:
+    def note_order(self, request: "Request", first: int, stop: int, block_tokens: int) -> None:
         """Blocks `first` to `stop` of a request are about to be published."""
         if self._thread is None:
             return
@@ -121,7 +123,7 @@ class PoolEvents:
             )
         trim(self._ordered, _MAX_ORDERED)
 
-    def stored(self, stored: Mapping[bytes, int], workers: int) -> None:
+    def note_stored(self, stored: Mapping[bytes, int], workers: int) -> None:
         """Workers have these keys in the pool now, so many each."""
         for key, count in stored.items():
             count += self._counts.pop(key, 0)
@@ -131,7 +133,7 @@ class PoolEvents:
                 self._published.append(description)
         trim(self._counts, _MAX_ORDERED)
 
-    def cleared(self) -> None:
+    def note_cleared(self) -> None:
         """Routers are about to forget all blocks of this engine: vLLM has announced that its own are gone."""
         self._is_cleared = True
 
@@ -151,7 +153,7 @@ class PoolEvents:
         began_s, again_s = time.monotonic(), list(_AGAIN_S)
         pause_s, refreshed_s = 0.0, began_s
         while not self._ending.wait(pause_s):
-            pause_s = self._config.events_period_ms / 1000
+            pause_s = PERIOD_S
             if self._is_cleared:
                 # The first time is late enough for vLLM's own event, which this thread's must not overtake.
                 self._is_cleared, began_s, again_s = False, time.monotonic(), list(_AGAIN_S)
@@ -167,7 +169,7 @@ class PoolEvents:
                 announcer.refresh(part)
                 news = announcer.round(published) if self.are_readable else announcer.withdraw()
                 self._hand_over(news)
-            except Exception as error:  # A router that knows less routes less well; the next round goes on.
+            except Exception as error:  # A router that knows less routes less well; the next round continues.
                 self._access.failures.report("a round of KV events of the pool", error)
                 continue
             took_s = time.thread_time() - started_s

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the connector's background threads: logged, counted by reason, and the last one kept.
 
-A background thread has no caller that an exception could reach. It reports here instead, and goes on. The counts leave with the stats of
+A background thread has no caller that an exception could reach. It reports here instead, and continues. The counts leave with the stats of
 the process's next connector that is asked for them, as `thread_errors`.
 """
 
@@ -10,12 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from .log import logger
-
-if TYPE_CHECKING:
-    from .stats import Tally
 
 # An error that repeats is logged again after this time.
 _LOG_AGAIN_S = 60.0
@@ -87,9 +82,8 @@ class ThreadFailures:
         except Exception as error:
             self.report(doing, error)
 
-    def count_in(self, tally: "Tally") -> None:
-        """Moves the counts since the last call into `tally`."""
+    def take_counts(self) -> Counter[str]:
+        """Errors since the last call, by reason."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
-        for reason, count in counts.items():
-            tally.count("thread_errors", reason, count)
+        return counts

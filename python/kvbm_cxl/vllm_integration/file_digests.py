@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .bounded import MAX_REMEMBERED, trim
+from .limits import MAX_REMEMBERED, trim
 from .log import logger
 
 State = tuple[int, int, int, int, int]
@@ -135,7 +135,7 @@ def _hub_digest(path: Path) -> bytes | None:
 
 @dataclass
 class _Entry:
-    """What is kept of one file, and the lock of the process that reads it."""
+    """The stored digest of one file, and the lock of the process that reads it."""
 
     path: Path
     state: State
@@ -176,7 +176,7 @@ def _entry(path: Path, state: State, waits: bool) -> Iterator[_Entry | None]:
         return
     try:
         deadline_s = time.monotonic() + _PATIENCE_S + state[2] / _LEAST_BYTES_S
-        while not _locked(descriptor) and not entry.read() and time.monotonic() < deadline_s:
+        while not _lock_entry(descriptor) and not entry.read() and time.monotonic() < deadline_s:
             if not waits:
                 yield None
                 return
@@ -199,7 +199,7 @@ def _open_entry(path: Path) -> int:
         return -1
 
 
-def _locked(descriptor: int) -> bool:
+def _lock_entry(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -62,7 +62,7 @@ def cell_parts(
                 first = number // within * pages
                 for page in range(first, first + pages):
                     cell += _kernel_parts(tensor, block_count, page, of_shard[number % within])
-    return [[_merged(cell) for cell in shard] for shard in cells]
+    return [[_merge(cell) for cell in shard] for shard in cells]
 
 
 def _kernel_blocks(tensor: "torch.Tensor", block_count: int) -> int:
@@ -93,7 +93,7 @@ def _page_pieces(tensor: "torch.Tensor") -> Pieces:
     return [(sum(steps), run_bytes) for steps in product(*(range(0, stride * size, stride) for stride, size in reversed(outer)))]
 
 
-def _merged(parts: Iterable[Part]) -> list[Part]:
+def _merge(parts: Iterable[Part]) -> list[Part]:
     """The same bytes in the same order, with neighbours put together."""
     merged: list[Part] = []
     for part in parts:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache groups of a model, and which of their blocks a prefix needs.
 
-vLLM gives layers of one kind one block table: a group. What a group needs to go on behind a prefix depends on its kind: full attention
+vLLM gives layers of one kind one block table: a group. What a group needs to continue a prefix depends on its kind: full attention
 every block of the prefix, a sliding window or a chunk the last few, recurrent layers the one block with the state at its end. So a prefix
 is cached when every group has what it needs, and only that is published, pinned and pulled. The rules are those of vLLM's own managers
 (`get_num_skipped_tokens`, `find_longest_cache_hit`); a test holds them against these.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from .config import ConfigError
+from ..options import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -65,8 +65,8 @@ class Group:
             return tokens // self.reach_tokens * self.reach_tokens
         return max(tokens - 1, 0) if self.kind is Kind.STATE else 0
 
-    def needed(self, tokens: int) -> range:
-        """The blocks that are needed to go on behind `tokens` tokens. The last one may be filled in part. They begin with one of vLLM's:
+    def needed_blocks(self, tokens: int) -> range:
+        """The blocks that are needed to continue after `tokens` tokens. The last one may be filled in part. They begin with one of vLLM's:
         vLLM serves that to other requests as a whole."""
         return range(self.first_needed(tokens), -(-tokens // self.block_tokens))
 
@@ -101,7 +101,7 @@ class Shape:
     drops_last: bool = False
     """Speculative layers want the last block of a match computed again."""
     ends_with_blocks: bool = False
-    """A prefix cannot end within a block: layers keep several tokens in one state, or what lies between two states where no other engine
+    """A prefix cannot end within a block: layers keep several tokens in one state, or tokens between two states where no other engine
     finds it."""
     slack_tokens: int = 0
     """Tokens before a window that are published with it: engines with other blocks end prefixes, and begin windows, at other places."""
@@ -180,7 +180,7 @@ class Shape:
             tokens = most_tokens - 1
         if tokens <= 0:
             return None
-        needed = tuple(group.needed(tokens) for group in self.groups)
+        needed = tuple(group.needed_blocks(tokens) for group in self.groups)
         for group, run, blocks in zip(self.groups, runs, needed):
             stop = blocks.stop + group.slices if group.is_draft else blocks.stop
             if blocks and (stop > len(run) or run[stop - 1] < stop - blocks.start):
@@ -199,7 +199,7 @@ class Shape:
         if group.kind is Kind.FULL:
             return list(range(begin // group.block_tokens, stop))
         found: set[int] = set()
-        # vLLM lets go of what lies before a window when the step that computes its end begins.
+        # vLLM frees blocks before a window when the step that computes its end begins.
         ahead = min(end + self.slack_tokens, prompt_tokens)
         dropped = self.align_tokens if self.drops_last else 0
         shared = shared_tokens + dropped if shared_tokens else 0
@@ -237,7 +237,7 @@ def shape_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", stored
     """The shape of an engine's KV cache, in blocks as they lie in the pool; `stored_block_tokens` 0: those of vLLM. Raises `ConfigError`
     for groups whose blocks cannot be shared, or not in such blocks."""
     shape = _shape_of_vllm(vllm_config, kv_cache_config)
-    return _sliced(shape, stored_block_tokens) if stored_block_tokens else shape
+    return _slice_shape(shape, stored_block_tokens) if stored_block_tokens else shape
 
 
 def _shape_of_vllm(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Shape:
@@ -263,7 +263,7 @@ def _ends_with_blocks(kv_cache_config: "KVCacheConfig") -> bool:
     return any(not spec.prefix_cacheable or spec.tokens_per_state > 1 for spec in specs)
 
 
-def _sliced(shape: Shape, tokens: int) -> Shape:
+def _slice_shape(shape: Shape, tokens: int) -> Shape:
     """The same with blocks of `tokens` tokens in the pool."""
     if shape.has_states:
         raise ConfigError("CxlConnector: states of recurrent layers cannot be divided by tokens; leave stored_block_tokens out")
@@ -317,7 +317,7 @@ def _kind_of_layer(spec: "KVCacheSpec") -> tuple[Kind, int]:
     if isinstance(spec, SlidingWindowSpec):
         return Kind.WINDOW, spec.sliding_window + spec.extra_retained_tokens
     others = (HiddenStateCacheSpec, RSWASpec, SinkFullAttentionSpec)
-    # Where a prompt's tokens see those behind them, vLLM says so here, and turns its own prefix caching off.
+    # With bidirectional attention vLLM says so here, and turns its own prefix caching off.
     if isinstance(spec, FullAttentionSpec) and not isinstance(spec, others) and not spec.non_causal:
         return Kind.FULL, 0
     raise ConfigError(

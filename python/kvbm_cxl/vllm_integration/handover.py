@@ -7,7 +7,7 @@ from typing import Any
 
 FIELD = "kvbm_cxl"
 _VERSION = 1
-# A request may come from anywhere: what is read of it is bounded.
+# A request may come from anywhere: its fields have bounds.
 _MAX_FACTS, _MAX_FACT_CHARS, _MAX_COMPUTED_MS = 64, 64, 1 << 31
 
 

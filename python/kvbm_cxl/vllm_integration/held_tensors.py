@@ -2,7 +2,7 @@
 """Every tensor that a model's modules hold, however they hold it.
 
 Parameters and buffers are not all: vLLM packs weights into attributes of layers, into objects, lists and closures of functions. So this
-walks everything that a module refers to, but for what is known to hold no weights. What it cannot look into and may be a weight ends the
+walks everything that a module refers to, except objects known to hold no weights. An opaque object that may be a weight ends the
 walk with `OpaqueWeight`: then nothing is known of the model.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DIGEST_ATTRIBUTE = "kvbm_cxl_digest"
 """On an object that Python cannot look into: a digest of the weight that it was made of (`weights.watch_packing`)."""
 
-# Packages whose objects hold no weights, or hold those of other modules: configurations, processes and their groups, what was compiled,
+# Packages whose objects hold no weights, or hold those of other modules: configurations, processes and their groups, compiled code,
 # adapters (which are known by content, see `adapters`).
 _WITHOUT_WEIGHTS = (
     *("vllm.compilation", "vllm.config", "vllm.distributed", "vllm.forward_context", "vllm.logger", "vllm.lora", "vllm.platforms"),
@@ -45,7 +45,7 @@ class Walk:
         """By id, with the objects themselves, so that no id is used again meanwhile."""
 
     def tensors(self, model: "torch.nn.Module") -> Iterator[tuple[str, "torch.Tensor | bytes"]]:
-        """Tensors, and digests of what is opaque, each once, by the way to it. The order and the names are alike in every process."""
+        """Tensors, and digests of opaque objects, each once, by its path. The order and the names are alike in every process."""
         yield from self._module(model, "", 0)
 
     def _module(self, module: "torch.nn.Module", path: str, depth: int) -> Iterator[tuple[str, "torch.Tensor | bytes"]]:

@@ -12,17 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError, ConnectorConfig
+from ..options import ConfigError
+from .config import ConnectorConfig
 from .groups import Group, Kind, Shape, specs_of
 from .model_files import files_of, place_of, weights_digest
-from .settings import config_text, digest, engine_settings, settled, versions
+from .settings import config_text, digest, engine_settings, text_or_random, versions
 from .shards import Shards, cut_spec
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-# Files beside the weights that vLLM reads, and those of them that shape no block: what makes tokens of texts is in the tokens.
+# Files other than weights that vLLM reads, and those that shape no block: tokens cover the tokenizer.
 _SIDE_FILES = ("*.json", "*.py")
 _NOT_OF_BLOCKS = ("tokenizer*", "vocab*", "special_tokens*", "added_tokens*", "generation_config*", "chat_template*", "*.index.json")
 # Formats by which vLLM reads weights from the files of the model's folder, or makes them up. Others may read anything.
@@ -113,7 +114,7 @@ def _draft(vllm_config: "VllmConfig", config: ConnectorConfig, group: Group) -> 
         return {}
     load_config = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
     name = config.model_id or fingerprint(draft, load_config)
-    settings = digest(settled("the configuration of the draft model", partial(config_text, speculative)))
+    settings = digest(text_or_random("the configuration of the draft model", partial(config_text, speculative)))
     return {"draft": f"{speculative.method}/{name}/{model_config_digest(draft)}/{settings}"}
 
 
@@ -131,18 +132,18 @@ def loading(vllm_config: "VllmConfig", of_ranks: int = 0) -> str:
     how = made_up if load_format == "dummy" else "files"
     # An adapter for the quantized weights, for one, is named there.
     more = getattr(vllm_config.load_config, "model_loader_extra_config", None)
-    return f"{how}/{digest(settled('--model-loader-extra-config', partial(config_text, more)))}" if more else how
+    return f"{how}/{digest(text_or_random('--model-loader-extra-config', partial(config_text, more)))}" if more else how
 
 
 def model_config_digest(model: "ModelConfig") -> str:
     """A digest of the model's configuration as it is used, overrides such as RoPE scaling included, and of the engine's options for it."""
-    text = settled("the configuration of the model", lambda: config_text(model.hf_config) + config_text(model))
+    text = text_or_random("the configuration of the model", lambda: config_text(model.hf_config) + config_text(model))
     # LongRoPE has two sets of factors; the longest prompt that an engine takes decides which one it uses for all.
     return digest(text + (f"/{model.max_model_len}" if "longrope" in text or '"su"' in text else ""))
 
 
 def side_files_digest(model: "ModelConfig") -> str:
-    """A digest of the small files beside the weights: quantization, scales, processors of images, code. vLLM knows them by name.
+    """A digest of the small files next to the weights: quantization, scales, processors of images, code. vLLM knows them by name.
 
     Empty where there are none at hand. config.json is left out: what of it is used is in the model's configuration.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 Hasher = Callable[["Request"], Sequence[bytes]]
-"""Hashes of a request's full blocks behind those that it has."""
+"""Hashes of a request's full blocks after those that it has."""
 
 KEY_BYTES = 16
 _TAIL_DOMAIN, _NAMED_DOMAIN, _GROUP_DOMAIN = b"vllm prompt tail\0", b"vllm weights and adapter\0", b"vllm cache group\0"
@@ -79,7 +79,7 @@ def tail_key(request: "Request", block_tokens: int) -> bytes | None:
     return chain_key(parent, request.all_token_ids[start:stop], _TAIL_DOMAIN + encode(_extra_keys(request, start, stop)))
 
 
-def named(key: bytes, weights: bytes, adapter: bytes) -> bytes:
+def name_variant(key: bytes, weights: bytes, adapter: bytes) -> bytes:
     """The key of the same block as computed with an adapter, and with weights that replaced those of the start; empty for neither."""
     return chain_key(None, [], _NAMED_DOMAIN + encode((weights, adapter, key))) if weights or adapter else key
 
@@ -90,7 +90,7 @@ def of_group(key: bytes, position: int) -> bytes:
 
 
 def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:
-    """What vLLM would hash beside the tokens of such a block."""
+    """Extra keys that vLLM would hash with the tokens of such a block."""
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     # It walks the images of a prompt from the one named; the first is right for any block, only slower.
@@ -99,7 +99,7 @@ def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:
 
 
 def event_extra_keys(request: "Request", start: int, stop: int) -> list[Any] | None:
-    """What vLLM's events say of such a block beside its tokens."""
+    """Fields of vLLM's events for such a block besides its tokens."""
     from vllm.v1.core.kv_cache_utils import to_event_extra_keys
 
     extra = _extra_keys(request, start, stop)
@@ -110,11 +110,11 @@ def event_extra_keys(request: "Request", start: int, stop: int) -> list[Any] | N
 def encode(value: Any) -> bytes:
     """Bytes of nested tuples of texts, byte strings and numbers, that can be read back and so are never equal for two values."""
     if isinstance(value, str):
-        return b"s" + _sized(value.encode("utf-8", "surrogatepass"))
+        return b"s" + _with_length(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, bytes):
-        return b"b" + _sized(value)
+        return b"b" + _with_length(value)
     if isinstance(value, int):
-        return b"i" + _sized(str(int(value)).encode())
+        return b"i" + _with_length(str(int(value)).encode())
     if value is None:
         return b"n"
     if isinstance(value, Iterable):
@@ -123,10 +123,6 @@ def encode(value: Any) -> bytes:
     raise TypeError(f"no encoding for {type(value).__name__} in the hash of a block")
 
 
-def _sized(data: bytes) -> bytes:
+def _with_length(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
-
-def parents(first: bytes | None, keys: Sequence[bytes]) -> list[bytes | None]:
-    """The parent of each key of a chain whose first key follows `first`."""
-    return [first, *keys[:-1]] if keys else []

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
+from . import movers
 from .audited_hits import AuditedHits
-from .awaited import Awaited
 from .block_names import BlockNames
+from .coming_blocks import ComingBlocks
 from .config import ConnectorConfig
 from .corrupt_blocks import CorruptBlocks
 from .diagnosis import Reasons, differences
@@ -20,14 +21,17 @@ from .metadata import Blocks
 from .pool_access import PoolAccess
 from .prefix_search import PrefixSearch
 from .recording import Recording
+from .request_state import PinnedLookup, RequestState
 from .second_level import SecondLevel
 from .stats import Tally
 from .support import can_be_cached
-from .tracked import PinnedLookup, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
+
+# How long decode looks for blocks that prefill says it publishes and the pool does not know yet.
+HANDOVER_WAIT_MS = 50
 
 
 @dataclass
@@ -50,12 +54,12 @@ class Lookups:
     """Blocks that requests of this engine have pinned."""
     loading: Counter[bytes] = field(default_factory=Counter)
     """Keys of full blocks that are being loaded, and for how many requests."""
-    _unallocated: dict[str, Tracked] = field(default_factory=dict)
+    _unallocated: dict[str, RequestState] = field(default_factory=dict)
     """Requests with a pinned lookup for which vLLM has not allocated blocks."""
     _loads: list[Blocks] = field(default_factory=list)
 
-    def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+    def match(self, tracked: RequestState, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded during the
         forward pass. None: ask again in the next step.
         """
         request = tracked.request
@@ -116,7 +120,7 @@ class Lookups:
         self._unallocated[request.request_id] = tracked
         return external, True
 
-    def _look_up(self, tracked: Tracked, computed_tokens: int, limit_tokens: int | None = None) -> PinnedLookup:
+    def _look_up(self, tracked: RequestState, computed_tokens: int, limit_tokens: int | None = None) -> PinnedLookup:
         """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
         has_limit = limit_tokens is not None and limit_tokens <= computed_tokens
         if has_limit or computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
@@ -125,7 +129,7 @@ class Lookups:
         with_tail = tracked.expected is not None or not self.is_producer
         return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail, limit_tokens).run()
 
-    def _without_end(self, tracked: Tracked, lookup: PinnedLookup, limit_tokens: int) -> PinnedLookup:
+    def _without_end(self, tracked: RequestState, lookup: PinnedLookup, limit_tokens: int) -> PinnedLookup:
         """A hit that ends at `limit_tokens` at the latest, in place of `lookup`."""
         lookup.release()
         try:
@@ -134,7 +138,7 @@ class Lookups:
             logger.debug("lookup for request %s: %s", tracked.request.request_id, error)
             return PinnedLookup(lookup.computed_tokens, lookup.computed_tokens, 0, [])
 
-    def _mark_shared(self, tracked: Tracked, lookup: PinnedLookup) -> None:
+    def _mark_shared(self, tracked: RequestState, lookup: PinnedLookup) -> None:
         """Notes where a prefix of the request ends that the pool, or vLLM's own cache, has seen, and the pool does not find."""
         found = lookup.tokens if lookup.tokens > lookup.computed_tokens else 0
         seen = max(lookup.known_tokens, lookup.computed_tokens)
@@ -142,7 +146,7 @@ class Lookups:
         if self.names.shape.has_states and tracked.shared_tokens > lookup.computed_tokens:
             _keep_state(tracked.request, tracked.shared_tokens)
 
-    def _expectation(self, tracked: Tracked) -> Expected | None:
+    def _expectation(self, tracked: RequestState) -> Expected | None:
         """What prefill published for a request, where this engine can find it."""
         expected = expected_of(tracked.request.kv_transfer_params)
         if expected is None or not self.names.namespaces:
@@ -157,24 +161,24 @@ class Lookups:
         self.reasons.foreign(tracked.request.request_id, found, expected.namespace, mine["namespace"])
         return None
 
-    def _still_written(self, tracked: Tracked, lookup: PinnedLookup) -> bool:
+    def _still_written(self, tracked: RequestState, lookup: PinnedLookup) -> bool:
         """Whether prefill said that it publishes more, and may still be writing it: the pool may not know of it yet, or knows that it
         comes. It stops coming when prefill's host dies, at the latest once that is fenced."""
         if tracked.expected is None or tracked.first_lookup_s is None or lookup.tokens >= tracked.expected.tokens:
             return False
         waited_ms = (time.monotonic() - tracked.first_lookup_s) * 1000
-        if waited_ms < self.config.handover_wait_ms:
+        if waited_ms < HANDOVER_WAIT_MS:
             return True
-        return waited_ms < self._longest_wait_ms(tracked.expected) and Awaited(self.access, self.names, tracked, lookup).all_come()
+        return waited_ms < self._longest_wait_ms(tracked.expected) and ComingBlocks(self.access, self.names, tracked, lookup).all_come()
 
     def _longest_wait_ms(self, expected: Expected) -> int:
         """No longer than it takes to compute the prompt, but long enough to find out whether prefill's host lives."""
-        pool, most_ms = self.access.pool, self.config.copy_timeout_ms
+        pool, most_ms = self.access.pool, movers.COPY_TIMEOUT_MS
         if expected.computed_ms is None or pool is None:
             return most_ms
         return min(most_ms, max(expected.computed_ms, pool.suspect_ms))
 
-    def unpin(self, tracked: Tracked) -> None:
+    def unpin(self, tracked: RequestState) -> None:
         """Ends the load of a request, or what its last lookup pinned."""
         lookup, tracked.lookup, tracked.loading = tracked.lookup, None, False
         if tracked.loading_keys:
@@ -185,7 +189,7 @@ class Lookups:
             lookup.release()
         self._unallocated.pop(tracked.request.request_id, None)
 
-    def allocated(self, tracked: Tracked, blocks: "KVCacheBlocks", external_tokens: int) -> None:
+    def note_allocation(self, tracked: RequestState, blocks: "KVCacheBlocks", external_tokens: int) -> None:
         """vLLM admitted the request, and will have `external_tokens` of it loaded."""
         request = tracked.request
         self._count_admission(tracked, external_tokens)
@@ -196,7 +200,7 @@ class Lookups:
         tail_tokens = lookup.tail_tokens if tokens == lookup.tokens else 0  # vLLM may take less, and takes whole blocks then.
         block_ids, keys = blocks.get_block_ids(), []
         for position, group in enumerate(self.names.shape.groups):
-            needed = group.needed(tokens)
+            needed = group.needed_blocks(tokens)
             start = max(needed.start, lookup.computed_tokens // group.block_tokens)
             full = needed.stop - (tail_tokens > 0)
             part = self.names.keys(tracked, start, full, position)
@@ -215,7 +219,7 @@ class Lookups:
         self.loading.update(tracked.loading_keys)
         self._unallocated.pop(request.request_id, None)
 
-    def _count_admission(self, tracked: Tracked, external_tokens: int) -> None:
+    def _count_admission(self, tracked: RequestState, external_tokens: int) -> None:
         """Where the prompt's tokens come from, once for each request. What a load then fails to bring is counted by `loads`."""
         if tracked.counted:
             return
@@ -226,7 +230,7 @@ class Lookups:
         self.tally.count("prompt_tokens", "reused", reused)
         self.tally.count("prompt_tokens", "computed", max(prompt_tokens - external_tokens - reused, 0))
         if self.recording:
-            self.recording.admitted(tracked, reused + external_tokens)
+            self.recording.record_request(tracked, reused + external_tokens)
         if tracked.expected and prompt_tokens > 1:
             found = max(external_tokens + reused, tracked.found_tokens)
             self.tally.count("handovers", "complete" if found >= tracked.expected.tokens else "short")
@@ -234,7 +238,7 @@ class Lookups:
                 self.reasons.absent(tracked.request.request_id, tracked.expected.tokens, bool(tracked.expected.facts))
 
     def take_loads(self) -> list[Blocks]:
-        """The loads of the step that was just scheduled. What was looked up and not allocated is unpinned."""
+        """The loads of the step that was just scheduled. Blocks looked up and not allocated are unpinned."""
         for tracked in list(self._unallocated.values()):
             self.unpin(tracked)
         loads, self._loads = self._loads, []

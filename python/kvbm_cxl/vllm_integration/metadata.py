@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler's side tells the workers each step, and what they tell it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -34,6 +34,21 @@ class Blocks:
     only_audited: bool = False
     """They are compared with those of the pool, and not published."""
 
+    def pieces(self, count: int) -> "list[Blocks]":
+        """The same blocks, at most `count` each, for several threads."""
+        size, total = max(count, 1), len(self.keys)
+        if total <= size:
+            return [self]
+        return [
+            replace(
+                self,
+                keys=self.keys[start : start + size],
+                block_ids=self.block_ids[start : start + size],
+                parent=self.keys[start - 1] if start else self.parent,
+            )
+            for start in range(0, total, size)
+        ]
+
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
@@ -50,7 +65,7 @@ class StepMetadata(KVConnectorMetadata):
     """Requests with a tail in the pool, or on its way there, to whose block this step may add tokens."""
     taken: list[int] = field(default_factory=list)
     """Blocks that requests have been given for this step. What they held before may still be on its way into the pool: that of a request
-    which goes on without it, as it lies behind the window of its layers."""
+    which continues without it, since it is outside the window of its layers."""
     preempted: set[str] = field(default_factory=set)
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)
@@ -76,7 +91,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
     corrupt: set[bytes] = field(default_factory=set)
-    """Keys of blocks that are found and cannot be had: they hold something else than was published."""
+    """Keys of found blocks that are unusable: their bytes differ from the published ones."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
     inquiry: int = 0

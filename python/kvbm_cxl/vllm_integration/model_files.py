@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which weights a model has on disk: a digest of all bytes of their files.
 
-Reading begins when a worker starts (`begin`), beside vLLM's own loading, and is waited for when the namespace is made. Files that change
+Reading begins when a worker starts (`begin`), during vLLM's own loading; making the namespace waits for it. Files that change
 in between could be others than those in memory: the model is unknown then.
 """
 
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError
+from ..options import ConfigError
 from .file_digests import FileDigests, State, state_of
 from .log import logger
 

@@ -3,24 +3,52 @@
 
 The worker takes a few blocks at a time to a mover, which copies from and to wherever layouts say that the blocks lie; where a block lies
 in several cells (`shards`), there is one for each. Errors, timing and counting are the worker's.
+
+Copies run on threads of their own. On a CPU what the forward pass wrote is there when it returns. On a GPU it is only queued: a copy
+follows an event on the stream of the forward pass, which also orders it after earlier steps that still use blocks vLLM gave away since. The
+GPU itself keeps that order; no thread waits for the event first.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING
 
 import kvbm_cxl
+import torch
 
-from .config import ConfigError
+from ..options import ConfigError
 from .pool_access import PoolAccess
 
-if TYPE_CHECKING:
-    from .devices import After
+After = torch.cuda.Event | None
+"""What copies follow; None in the memory of a host."""
+# Before each try to reserve a cell. A block that another host is about to evict ("busy") is tried again.
+_BUSY_WAITS_S = (0, 0.001, 0.002, 0.004, 0.008)
 
-# A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
-_BUSY_TRIES = 5
+
+COPY_TIMEOUT_MS = 60_000
+"""Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
+
+
+class CopyTimeout(RuntimeError):
+    """Copies did not end in time. Their source or target must not be used again, so the engine has to stop."""
+
+
+def mark(device: torch.device) -> After:
+    """What follows this follows all work that was queued so far on this thread's stream."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def check_device(device: torch.device) -> str:
+    """The name of the copy engine's device. `ConfigError` for one that it cannot reach."""
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"CxlConnector cannot copy from and to {device}: it knows CPUs and CUDA devices")
+    # With its number: each worker of a group has a GPU of its own.
+    return str(device) if device.type == "cuda" else device.type
 
 
 @dataclass(frozen=True)
@@ -57,13 +85,13 @@ def mover_for(access: PoolAccess, cells: Sequence[Cell]) -> "Mover":
     return mover
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Reserved:
     """Cells for blocks of one slice."""
 
     cells: "kvbm_cxl.Reservations"
     layout: "kvbm_cxl.BlockLayout"
-    at: list[int]
+    at: Sequence[int]
     """Places of the blocks in their batch. Of several cells for one place the last one counts: the others were about to go."""
     ids: list[int]
 
@@ -80,50 +108,44 @@ class CopyMover:
     def announce(self, batch: PublishBatch) -> list[_Reserved]:
         """Reserves cells for these blocks, on any thread, so that every host sees that they are coming. Blocks that are about to go are
         tried again. May wait for locks of the pool, for which `publish` waits no more then. Raises `CxlError`."""
-        found = []
+        found: list[_Reserved] = []
         try:
             for layout, at, ids in self._slices(batch.block_ids):
-                self._reserve(batch, layout, list(at), dict(zip(at, ids)), found)
+                for wait_s in _BUSY_WAITS_S:
+                    if wait_s:
+                        time.sleep(wait_s)
+                    part = batch.at(at)
+                    cells = self.access.call(lambda cache: cache.reserve_blocks(self.namespace, part.keys, layout, parents=part.parents))
+                    found.append(_Reserved(cells, layout, at, ids))
+                    if "busy" not in cells.outcomes:
+                        break
+                    busy = [index for index, outcome in enumerate(cells.outcomes) if outcome == "busy"]
+                    at, ids = [at[index] for index in busy], [ids[index] for index in busy]
         except kvbm_cxl.CxlError:
             self.release(found)
             raise
         return found
-
-    def _reserve(
-        self, batch: PublishBatch, layout: "kvbm_cxl.BlockLayout", at: list[int], ids: dict[int, int], found: list[_Reserved]
-    ) -> None:
-        """Adds to `found` the cells for the blocks at places `at`, of one slice; `ids`: their numbers by place."""
-        for attempt in range(_BUSY_TRIES):
-            if attempt:
-                time.sleep(0.001 * 2 ** (attempt - 1))
-            part = batch.at(at)
-            cells = self.access.call(lambda cache: cache.reserve_blocks(self.namespace, part.keys, layout, parents=part.parents))
-            found.append(_Reserved(cells, layout, at, [ids[place] for place in at]))
-            at = [place for place, outcome in zip(at, cells.outcomes) if outcome == "busy"]
-            if not at:
-                return
 
     def release(self, reservations: list[_Reserved]) -> None:
         """Gives back what `announce` returned, in the place of `publish`."""
         for reserved in reservations:
             reserved.cells.release()
 
-    def publish(self, batch: PublishBatch, reservations: list[_Reserved] | None, after: "After" = None) -> list[str]:
-        """Publishes these blocks, on any thread, beside the next steps and after `after`. `reservations`: what `announce` returned, if it
+    def publish(self, batch: PublishBatch, reservations: list[_Reserved] | None, after: After = None) -> list[str]:
+        """Publishes these blocks, on any thread, during the next steps and after `after`. `reservations`: what `announce` returned, if it
         was called. The outcome of each: stored, exists, busy, no_cell, no_hint, over_quota. Raises `CxlError`."""
-        if reservations is None:
-            reservations = self.announce(batch)
         outcomes = [""] * len(batch.keys)
-        for reserved in reservations:
+        for reserved in self.announce(batch) if reservations is None else reservations:
             published = self.access.call(lambda _: reserved.cells.publish(reserved.layout, reserved.ids, after=after))
             for place, outcome in zip(reserved.at, published):
                 outcomes[place] = outcome
         return outcomes
 
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: After = None) -> list[str | None]:
         """Fills blocks, on any thread, after `after`; None for each that was found and verified, else the reason why not. Those hold
         arbitrary bytes. Raises `CxlError`."""
-
+        if len(self.layouts) == 1:
+            return self.access.call(lambda cache: cache.pull_blocks(self.namespace, keys, self.layouts[0], block_ids, after=after))
         reasons: dict[int, str | None] = {}
         for layout, at, ids in self._slices(block_ids):
             wanted = [keys[index] for index in at]
@@ -132,13 +154,15 @@ class CopyMover:
         # A block that no slice has is an error here, never a hit.
         return [reasons[index] for index in range(len(block_ids))]
 
-    def _slices(self, block_ids: Sequence[int]) -> Iterator[tuple["kvbm_cxl.BlockLayout", list[int], list[int]]]:
+    def _slices(self, block_ids: Sequence[int]) -> list[tuple["kvbm_cxl.BlockLayout", Sequence[int], list[int]]]:
         """The layout of each slice with a block among these: their places in the list, and vLLM's numbers of them."""
         count = len(self.layouts)
-        for number, layout in enumerate(self.layouts):
-            at = [index for index, block_id in enumerate(block_ids) if block_id % count == number]
-            if at or count == 1:
-                yield layout, at, [block_ids[index] // count for index in at]
+        if count == 1:
+            return [(self.layouts[0], range(len(block_ids)), list(block_ids))]
+        by_slice = [[index for index, block_id in enumerate(block_ids) if block_id % count == number] for number in range(count)]
+        return [
+            (layout, at, [block_ids[index] // count for index in at]) for layout, at in zip(self.layouts, by_slice, strict=True) if at
+        ]
 
 
 @dataclass(frozen=True)
@@ -162,12 +186,12 @@ class ShardsMover:
         for mover, each in zip(self.movers, reservations):
             mover.release(each)
 
-    def publish(self, batch: PublishBatch, reservations: list[list[_Reserved]] | None, after: "After" = None) -> list[str]:
+    def publish(self, batch: PublishBatch, reservations: list[list[_Reserved]] | None, after: After = None) -> list[str]:
         """A block is stored when one of its cells is, and the others are there."""
         by_cell = [mover.publish(batch, each, after) for mover, each in zip(self.movers, reservations or repeat(None))]
         return [_of_cells(outcomes) for outcomes in zip(*by_cell)]
 
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: After = None) -> list[str | None]:
         """A block that is a miss in one cell is one."""
         by_cell = [mover.pull(keys, block_ids, after) for mover in self.movers]
         return [next(filter(None, reasons), None) for reasons in zip(*by_cell)]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import kvbm_cxl
 
-from .config import ConfigError, ConnectorConfig
+from ..options import ConfigError, PoolOptions
 from .failures import ThreadFailures, error_kind
 from .log import logger
 
@@ -173,27 +173,27 @@ def _open(spec: str, options: dict[str, Any]) -> _Opened:
         raise
 
 
-def acquire(config: ConnectorConfig, *, must_open: bool = True) -> PoolAccess:
+def acquire(config: PoolOptions, *, must_open: bool = True) -> PoolAccess:
     """The pool of `config`, opened if this process has it not open yet. Every call needs a `release`.
 
-    `must_open` False: a pool that cannot be opened now is no `ConfigError` but one that is lost, unless its options are what is wrong.
+    `must_open` False: a pool that cannot be opened now counts as lost, unless its options are wrong, which raises `ConfigError`.
     """
     options = {**config.cache, "checksums": config.checksums}
+    key = _registry_key(config.pool, options)
     with _registry_lock:
-        access = _registry.get(_registry_key(config.pool, options))
+        access = _registry.get(key)
         if access is None:
             try:
                 opened = _open(config.pool, options)
             except (kvbm_cxl.CxlError, TypeError, ValueError, OverflowError) as error:
                 if must_open or error_kind(error) in _OF_OPTIONS:
                     raise ConfigError(
-                        f"CxlConnector cannot use pool {config.pool!r}: {error}. A pool is made once with "
-                        f"`cxlctl format {config.pool}`; the connector takes its name from kv_connector_extra_config "
-                        '{"pool": ...} or from CXL_POOL'
+                        f"{config.who} cannot use pool {config.pool!r}: {error}. A pool is made once with `cxlctl format {config.pool}`; "
+                        "its name is option pool, or CXL_POOL in the environment"
                     ) from error
                 logger.error("pool %s cannot be opened (%s): this process starts without it and tries again", config.pool, error)
                 opened = None
-            access = _registry[_registry_key(config.pool, options)] = PoolAccess(config.pool, options, _opened=opened)
+            access = _registry[key] = PoolAccess(config.pool, options, _opened=opened)
         with access._lock:
             access._users += 1
     return access

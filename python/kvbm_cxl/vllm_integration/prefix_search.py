@@ -9,19 +9,19 @@ from .block_names import BlockNames
 from .corrupt_blocks import CorruptBlocks
 from .groups import Hit, Kind
 from .pool_access import PoolAccess
-from .tracked import PinnedLookup, Tracked
+from .request_state import PinnedLookup, RequestState
 
 
 @dataclass
 class PrefixSearch:
     """One lookup. Groups of full attention are pinned as chains, as far as they go; of the others it is asked which blocks are there, and
-    those that the longest prefix needs are pinned. A block that goes in between is one that is not there, and the search goes on without.
+    those that the longest prefix needs are pinned. A block evicted in between counts as absent, and the search continues without it.
     """
 
     access: PoolAccess
     names: BlockNames
     corrupt: CorruptBlocks
-    tracked: Tracked
+    tracked: RequestState
     computed_tokens: int
     """Tokens that vLLM has: a multiple of the shape's alignment."""
     with_tail: bool
@@ -31,7 +31,7 @@ class PrefixSearch:
     _pins: list["kvbm_cxl.Pins"] = field(default_factory=list)
 
     def run(self) -> PinnedLookup:
-        """What was found. Raises `CxlError` with nothing pinned."""
+        """The result. Raises `CxlError` with nothing pinned."""
         try:
             return self._run()
         except kvbm_cxl.CxlError:

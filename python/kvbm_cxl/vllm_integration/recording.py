@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side: a record of requests, as salted ids of their blocks, for `cxlctl record` and `cxl-plan`.
 
-A request is entered once, when vLLM admits it, with what was found of it by then; what is handed to the workers to be published follows.
+A request is entered once, when vLLM admits it, with the tokens found by then; blocks given to the workers to publish follow.
 Of the groups of a model the first one is recorded, and of its workers the first one's names: the others have the same blocks.
 """
 
@@ -14,8 +14,8 @@ from .config import ConnectorConfig
 from .failures import ThreadFailures
 from .log import logger
 from .metadata import Blocks
+from .request_state import RequestState
 from .stats import Tally
-from .tracked import Tracked
 
 _OUTCOMES = ("written", "dropped", "failed")
 
@@ -30,7 +30,7 @@ class Recording:
 
     @classmethod
     def begin(cls, config: ConnectorConfig, names: BlockNames, failures: ThreadFailures) -> "Recording | None":
-        """A record as the options say; None where they say none, or where there can be no file: the engine goes on without one."""
+        """A record as the options say; None if they name none, or no file can be made: the engine continues without one."""
         if not config.record_dir:
             return None
         block_tokens = names.shape.groups[0].block_tokens
@@ -44,7 +44,7 @@ class Recording:
         logger.info("kvbm-cxl: requests are recorded in %s", recorder.path)
         return cls(names, recorder)
 
-    def admitted(self, tracked: Tracked, found_tokens: int) -> None:
+    def record_request(self, tracked: RequestState, found_tokens: int) -> None:
         """vLLM admitted a request that has `found_tokens` without computing them."""
         if not (self._names.namespaces and self._names.era.is_known):
             return
@@ -52,7 +52,7 @@ class Recording:
         keys = self._names.keys(tracked, 0, prompt_tokens // self._names.shape.groups[0].block_tokens)
         self._recorder.asked(self._names.namespaces[0], keys, prompt_tokens, found_tokens)
 
-    def published(self, saves: Iterable[Blocks]) -> None:
+    def record_publish(self, saves: Iterable[Blocks]) -> None:
         """Blocks were handed to the workers to be published."""
         keys = [key for save in saves if save.group == 0 and not save.tail_tokens and not save.is_state for key in save.keys]
         if keys and self._names.namespaces:

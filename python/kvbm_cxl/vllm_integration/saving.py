@@ -14,8 +14,8 @@ from .groups import Group, Kind, Shape, blocks_of
 from .handover import Expected, wants_publish
 from .metadata import Blocks, StepMetadata
 from .recording import Recording
+from .request_state import RequestState
 from .support import can_be_cached
-from .tracked import Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -42,7 +42,7 @@ class Saving:
     """Latest step with blocks that are only compared."""
     _release: set[str] = field(default_factory=set)
 
-    def order(self, requests: dict[str, Tracked], output: "SchedulerOutput", orders: StepMetadata) -> None:
+    def order(self, requests: dict[str, RequestState], output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Adds to a step's orders what the workers are to publish, and what they may release."""
         orders.release, self._release = self._release, set()
         for request_id in orders.preempted:
@@ -71,11 +71,11 @@ class Saving:
                 elif tracked.is_audited:
                     self._order_audit(tracked, new_tokens, output, orders)
 
-    def done(self, step: int) -> None:
+    def note_saved(self, step: int) -> None:
         """All workers have ended their saves up to this step."""
         self._saved_step = max(self._saved_step, step)
 
-    def finished(self, tracked: Tracked) -> tuple[bool, dict[str, Any] | None]:
+    def finish(self, tracked: RequestState) -> tuple[bool, dict[str, Any] | None]:
         """The request is over. True: vLLM must keep its blocks until every worker has released it."""
         # In a load nothing is being saved: what a preemption interrupted has ended by then, and vLLM keeps the blocks by itself.
         delay = tracked.last_save_step > self._saved_step
@@ -88,7 +88,7 @@ class Saving:
         and an engine that decodes by itself has it, or computes it with the last token, which it has to compute anyway."""
         return not self.is_consumer or wants_publish(request.kv_transfer_params)
 
-    def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
+    def _order_save(self, tracked: RequestState, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
         lost it since, and asking costs next to nothing."""
         request = tracked.request
@@ -122,7 +122,7 @@ class Saving:
             if saves:
                 tracked.last_save_step = orders.step
                 if self.recording:
-                    self.recording.published(saves)
+                    self.recording.record_publish(saves)
         if completes:
             tracked.published = True
             if is_handed_over:
@@ -131,7 +131,7 @@ class Saving:
                 if not self.config.publish_behind:
                     tracked.last_save_step = 0
 
-    def _order_audit(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
+    def _order_audit(self, tracked: RequestState, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Has the workers of an engine that publishes nothing compare what this step completes of a prompt with the pool's blocks."""
         request, state = tracked.request, output.kv_connector_block_state
         block_ids = state.get_block_ids(request.request_id) if state is not None and self.names.may_publish(tracked) else None
@@ -151,13 +151,13 @@ class Saving:
         """Whether workers may still be reading blocks that were ordered before."""
         return self.is_producer or self._audited_step > self._saved_step
 
-    def _full_blocks(self, tracked: Tracked, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
+    def _full_blocks(self, tracked: RequestState, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
         """The full blocks that the tokens `begin` to `end` complete, as far as later prefixes may need them."""
         shape, request, found = self.names.shape, tracked.request, []
         # Routers know blocks by vLLM's hashes, which tell neither weights nor adapters apart.
         if self.events and self.is_producer and not (self.names.era.name or tracked.adapter):
             block_tokens = shape.groups[0].block_tokens
-            self.events.ordered(request, begin // block_tokens, end // block_tokens, block_tokens)
+            self.events.note_order(request, begin // block_tokens, end // block_tokens, block_tokens)
         for position, group in enumerate(shape.groups):
             if group.kind is Kind.STATE:
                 continue
@@ -172,21 +172,21 @@ class Saving:
             for first, stop in _runs(blocks):
                 keys, parent = self.names.keys(tracked, first, stop, position), self.names.parent(tracked, first, position)
                 places = group.places(ids, range(first, stop))
-                known = _found(tracked, group, first, stop)
+                known = _count_found(tracked, group, first, stop)
                 adapter = tracked.adapter_in_use
                 found.append(Blocks(request.request_id, keys, places, parent, adapter=adapter, group=position, found=known))
             if blocks:
                 tracked.next_blocks[position] = blocks[-1] + 1
         return found
 
-    def _tail(self, tracked: Tracked, position: int, tail_tokens: int, block_ids: tuple[list[int], ...]) -> Blocks:
+    def _tail(self, tracked: RequestState, position: int, tail_tokens: int, block_ids: tuple[list[int], ...]) -> Blocks:
         group = self.names.shape.groups[position]
         block = tracked.request.num_prompt_tokens // group.block_tokens
         tail, parent = self.names.tail(tracked, position), self.names.parent(tracked, block, position)
         places = group.places(block_ids[group.index], [block])
         return Blocks(tracked.request.request_id, [tail], places, parent, tail_tokens, tracked.adapter_in_use, position)
 
-    def _states(self, tracked: Tracked, end: int, offered: Iterable[tuple[int, int, int]]) -> list[Blocks]:
+    def _states(self, tracked: RequestState, end: int, offered: Iterable[tuple[int, int, int]]) -> list[Blocks]:
         """States of recurrent layers that vLLM keeps at the end of blocks; (group, block, tokens before the boundary) of each."""
         shape, found = self.names.shape, []
         for index, block_id, boundary in offered:
@@ -198,7 +198,7 @@ class Saving:
                     found.append(Blocks(tracked.request.request_id, keys, [block_id], parent, 0, adapter, position, True, known))
         return found
 
-    def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
+    def _answer(self, tracked: RequestState) -> dict[str, Any] | None:
         request = tracked.request
         if wants_publish(request.kv_transfer_params) and not self.is_producer:
             self.reasons.cannot_publish(request.request_id)
@@ -215,7 +215,7 @@ class Saving:
         return Expected(tokens, facts.pop("namespace"), facts, computed_ms).to_params()
 
 
-def _found(tracked: Tracked, group: Group, first: int, stop: int) -> int:
+def _count_found(tracked: RequestState, group: Group, first: int, stop: int) -> int:
     """Of the blocks `first` to `stop` of a request, how many lead that hold a token which it did not compute."""
     known = -(-(tracked.computed_from or 0) // group.block_tokens)
     return min(max(known - first, 0), stop - first)
@@ -247,7 +247,7 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
 
 
 def _runs(blocks: list[int]) -> Iterable[tuple[int, int]]:
-    """Stretches of numbers without a gap: first, and behind the last."""
+    """Stretches of numbers without a gap: first, and one past the last."""
     start = 0
     for at in range(1, len(blocks) + 1):
         if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:

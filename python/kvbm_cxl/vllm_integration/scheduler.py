@@ -3,7 +3,7 @@
 
 A request's way: `matched` looks up the longest cached prefix and pins it (`lookups`); `allocated` turns the pinned lookup into a load;
 `step` hands loads and saves to the workers; `report` ends loads and unpins; `finished` keeps blocks that are still being read (`saving`).
-What was looked up but not allocated is unpinned at the end of the step and looked up again, so that pins only wait for copies, never for
+Blocks looked up but not allocated are unpinned at the end of the step and looked up again, so that pins only wait for copies, never for
 memory. A request whose prefix is being loaded for another one waits for that: vLLM then has the blocks itself, once. While it is not known
 which weights or which adapter the workers have in memory (`block_names`), requests wait, and nothing is published.
 """
@@ -23,10 +23,10 @@ from .lookups import Lookups
 from .metadata import StepMetadata, WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
 from .recording import Recording
+from .request_state import RequestState
 from .saving import Saving, taken_blocks
 from .second_level import SecondLevel
 from .stats import CxlStats, Tally
-from .tracked import Tracked
 
 if TYPE_CHECKING:
     import kvbm_cxl
@@ -52,7 +52,7 @@ class SchedulerSide:
     hasher: Hasher | None = None
     """Hashes requests in blocks of the pool, where vLLM's are others."""
     second: SecondLevel | None = None
-    _tracked: dict[str, Tracked] = field(default_factory=dict)
+    _tracked: dict[str, RequestState] = field(default_factory=dict)
     _step: int = 0
 
     def __post_init__(self) -> None:
@@ -91,31 +91,31 @@ class SchedulerSide:
 
     # A request's way
 
-    def matched(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+    def match(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded during the
         forward pass. None: ask again in the next step.
         """
-        return self.lookups.matched(self._track(request), computed_tokens)
+        return self.lookups.match(self._track(request), computed_tokens)
 
-    def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
+    def note_allocation(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
         """vLLM admitted the request, and will have `external_tokens` of it loaded."""
-        self.lookups.allocated(self._track(request), blocks, external_tokens)
+        self.lookups.note_allocation(self._track(request), blocks, external_tokens)
 
-    def _track(self, request: "Request") -> Tracked:
+    def _track(self, request: "Request") -> RequestState:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.request is not request:
             if tracked:
                 self.lookups.unpin(tracked)
-            tracked = self._tracked[request.request_id] = Tracked(request)
+            tracked = self._tracked[request.request_id] = RequestState(request)
         return tracked
 
-    def finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
+    def finish(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
         """The request is over. True: vLLM must keep its blocks until every worker has released it."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return False, None
         self.lookups.unpin(tracked)
-        return self.saving.finished(tracked)
+        return self.saving.finish(tracked)
 
     # Each step
 
@@ -140,13 +140,13 @@ class SchedulerSide:
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self.names.learn(report, self._tracked)
-            self.saving.done(report.saved_step)
+            self.saving.note_saved(report.saved_step)
             for request_id in report.failed_loads:
                 if tracked := self._tracked.get(request_id):
                     # vLLM may ask again for the same blocks, which would fail again.
                     tracked.load_failed = True
             if self.events:
-                self.events.stored(report.stored, self.workers)
+                self.events.note_stored(report.stored, self.workers)
         for request_id in output.finished_recving or ():
             if tracked := self._tracked.get(request_id):
                 self.lookups.unpin(tracked)
@@ -165,13 +165,14 @@ class SchedulerSide:
         self.names.local_reset()
 
     def reset(self) -> bool:
-        """vLLM resets the connector's cache: weights may have changed in place. What is in the pool stays there, under names that this
+        """vLLM resets the connector's cache: weights may have changed in place. Blocks stay in the pool, under names that this
         engine uses again only with the same weights in memory."""
         self.names.era.suspect("a reset of the connector")
         return True
 
     def take_stats(self) -> CxlStats | None:
-        self.access.failures.count_in(self.tally)
+        for reason, count in self.access.failures.take_counts().items():
+            self.tally.count("thread_errors", reason, count)
         if self.recording:
             self.recording.count_in(self.tally)
         if self.second:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second level behind the pool, as the connectors of a process use it: what is about to be evicted is kept, and comes back on a hit.
+"""The second level below the pool, for the connectors of a process: blocks about to be evicted are kept, and come back on a hit.
 
 Workers keep copies of the blocks that they published, before their evictor takes them. A lookup that ends before the prompt does has what
 continues it brought back, once for each request, and the request waits in vLLM's queue until that has ended, at most `l2_wait_ms`; what
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from kvbm_cxl.l2 import Demoter, Level2, open_store
 
+from ..options import ConfigError
 from .block_names import BlockNames
-from .config import ConfigError, ConnectorConfig
+from .config import ConnectorConfig
 from .groups import Kind, Shape
 from .pool_access import PoolAccess
+from .request_state import PinnedLookup, RequestState
 from .stats import Tally
-from .tracked import PinnedLookup, Tracked
 
 # Counts of a level by what the connector calls them: its names, or beginnings of them.
 _OUTCOMES = {"demoted": "demoted", "promoted": "promoted", "trimmed": "trimmed", "errors": "failed"}
@@ -45,7 +46,7 @@ class SecondLevel:
             if self._demoter is None:
                 self._demoter = Demoter(self.access.call, self.level)
 
-    def is_coming(self, tracked: Tracked) -> bool:
+    def is_coming(self, tracked: RequestState) -> bool:
         """Whether blocks of a request are on their way back, and it waits for them."""
         if tracked.promotion is None:
             return False
@@ -54,8 +55,8 @@ class SecondLevel:
             return False
         return True
 
-    def brings(self, tracked: Tracked, lookup: PinnedLookup, names: BlockNames) -> bool:
-        """Has the blocks behind what was found of a request brought back, the first time that it is asked; whether any come."""
+    def brings(self, tracked: RequestState, lookup: PinnedLookup, names: BlockNames) -> bool:
+        """Brings back the blocks after the found prefix of a request, at its first call; returns whether any come."""
         if tracked.was_promoted or lookup.tail_tokens:
             return False
         tracked.was_promoted = True
@@ -66,7 +67,7 @@ class SecondLevel:
         return tracked.promotion is not None
 
     def count_in(self, tally: Tally) -> None:
-        """Moves what was counted since the last call into `tally`, whichever connector of the process asks."""
+        """Moves the counts since the last call into `tally`, whichever connector of the process asks."""
         counted: Counter[str] = Counter()
         for name, count in self.level.counts().items():
             outcome = _OUTCOMES.get(name) or next((to for begin, to in _BEGINNINGS.items() if name.startswith(begin)), None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streaming sessions: which of vLLM's hashes of a session are those of its tokens.
 
-A session goes on with new input after each answer. vLLM 0.31 then replaces the answer's last token, which it has not computed, but keeps
-the hash of a block that this token ended; all hashes behind chain over it. Such a block has no name in the pool. vLLM's own prefix cache
+A session continues with new input after each answer. vLLM 0.31 then replaces the answer's last token, which it has not computed, but keeps
+the hash of a block that this token ended; all later hashes chain over it. Such a block has no name in the pool. vLLM's own prefix cache
 goes on to use that hash for other tokens than it stands for, so that requests that have it may have been given the wrong block
 (`BlockNames.may_publish`).
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """What is known of a session's hashes."""
+    """The state of a session's hashes."""
 
     stale: bytes | None = None
     """The first of vLLM's hashes that stands for other tokens than the session has now."""

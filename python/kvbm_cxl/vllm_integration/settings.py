@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's configuration as part of its namespace: all of it but for what is known to shape no block (`harmless_settings`).
+"""The engine's configuration as part of its namespace: all of it except fields known to shape no block (`harmless_settings`).
 
 A value that equals the default of its field is left out: the version of vLLM, which is in the namespace as well, implies it. Every other
 one is written down in a form that is equal in every process. A value without such a form makes the namespace this engine's own.
@@ -53,11 +53,11 @@ def engine_settings(vllm_config: "VllmConfig") -> dict[str, str]:
     vLLM's environment variables."""
     skipped = harmless_settings.of_class(type(vllm_config).__name__)
     parts = {name: value for name, value in vars(vllm_config).items() if name not in skipped}
-    found = {f"settings.{name}": settled(f"the engine's {name}", partial(config_text, value)) for name, value in parts.items()}
-    return found | {"settings.environment": settled("vLLM's environment variables", _environment)}
+    found = {f"settings.{name}": text_or_random(f"the engine's {name}", partial(config_text, value)) for name, value in parts.items()}
+    return found | {"settings.environment": text_or_random("vLLM's environment variables", _environment)}
 
 
-def settled(what: str, text: Callable[[], str]) -> str:
+def text_or_random(what: str, text: Callable[[], str]) -> str:
     """A text of settings, or where there is none that other processes would write as well, one that no other engine has."""
     try:
         return text()
@@ -123,9 +123,9 @@ class _Writer:
         if isinstance(value, PurePath):
             return {"path": str(value)}
         if isinstance(value, Mapping):
-            return {"map": self._sorted([self.write(key, depth), self.write(each, depth)] for key, each in value.items())}
+            return {"map": self._sort([self.write(key, depth), self.write(each, depth)] for key, each in value.items())}
         if isinstance(value, (set, frozenset)):
-            return {"set": self._sorted(self.write(each, depth) for each in value)}
+            return {"set": self._sort(self.write(each, depth) for each in value)}
         if isinstance(value, (list, tuple)):
             return [self.write(each, depth) for each in value]
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
@@ -137,7 +137,7 @@ class _Writer:
         return self._instance(value, depth)
 
     @staticmethod
-    def _sorted(items: Any) -> list[Any]:
+    def _sort(items: Any) -> list[Any]:
         return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
 
     def _config(self, config: Any, depth: int) -> dict[str, Any]:

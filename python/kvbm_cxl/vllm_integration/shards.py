@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError
+from ..options import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def _replicas_of_layer(model: "torch.nn.Module", name: str) -> int:
         attention = model.get_submodule(name.rpartition(".")[0])
     except AttributeError:
         return 1
-    # With adapters the projection stands behind another layer.
+    # With adapters another layer wraps the projection.
     parts = [getattr(part, "base_layer", part) for part in attention.children()]
     found = {part.num_kv_head_replicas for part in parts if hasattr(part, "num_kv_head_replicas")}
     return found.pop() if len(found) == 1 else 1

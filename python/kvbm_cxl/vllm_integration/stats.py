@@ -18,7 +18,7 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed", "no_lock", "timeout", "lost"),
+        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
     ),
     "audited_blocks": (
@@ -78,7 +78,7 @@ _BUCKETS = tuple(base * scale for scale in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1) for
 
 @dataclass
 class CxlStats(KVConnectorStats):
-    """What was counted since the last time: `counters` by "name/label value", `gauges`, and `times` as lists of seconds."""
+    """Counts since the last time: `counters` by "name/label value", `gauges`, and `times` as lists of seconds."""
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -132,7 +132,7 @@ class Tally:
             self._stats.data["times"].setdefault(name, []).append(seconds)
 
     def take(self) -> CxlStats | None:
-        """What was counted since the last call, or None."""
+        """Counts since the last call, or None."""
         with self._lock:
             if self._stats.is_empty():
                 return None

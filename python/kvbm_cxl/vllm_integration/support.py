@@ -4,7 +4,7 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError
+from ..options import ConfigError
 from .groups import specs_of
 
 if TYPE_CHECKING:

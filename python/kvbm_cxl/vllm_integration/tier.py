@@ -29,12 +29,12 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 import kvbm_cxl
 
 from ..consumers.blocks import KEPT, Blocks
-from ..consumers.config import AdapterConfig
 from ..consumers.names import key_of, namespace_of
 from ..consumers.tasks import Tasks
+from ..options import ConfigError, ThreadOptions
 from . import tier_engine, tier_stats
-from .config import ConfigError
 from .log import logger
+from .pool_access import acquire
 from .tier_events import TierEvents
 from .tier_names import chunk_fields
 
@@ -47,7 +47,11 @@ _WHO = "vLLM's tier cxl"
 
 
 @dataclass(frozen=True)
-class TierOptions(AdapterConfig):
+class TierOptions(ThreadOptions):
+    """The options of the tier."""
+
+    who: ClassVar[str] = _WHO
+
     model_id: str = ""
     """Name of the weights in the pool. Default: a digest of all bytes of their files, as with CxlConnector."""
     adapters_by_name: bool = False
@@ -57,11 +61,10 @@ class TierOptions(AdapterConfig):
     enable_kv_events: bool = False
     """If vLLM publishes KV events: also publish those of chunks that this engine stored, and of their evictions."""
 
-    def check(self, who: str) -> None:
-        super().check(who)
+    def check(self) -> None:
         known = [one.value for one in Locality]
         if self.locality and self.locality not in known:
-            raise ConfigError(f"{who}: locality is {self.locality!r}; it takes {' or '.join(known)}")
+            raise ConfigError(f"{self.who}: locality is {self.locality!r}; it takes {' or '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class CxlTier(SecondaryTierManager):
         **options: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        config = TierOptions.read(_WHO, options)
+        config = TierOptions.read(options)
         self.locality = Locality(config.locality) if config.locality else None
         engine = tier_engine.engine_of_this_call()
         if engine and engine.vllm_config.lora_config is not None and not config.adapters_by_name:
@@ -108,22 +111,22 @@ class CxlTier(SecondaryTierManager):
         self._fields = chunk_fields(offloading_spec, config.model_id, revision, self.block_size_bytes)
         self._fields |= {"extra": config.namespace, "engine": engine.fields() if engine else {}}
         self._weights = tier_engine.Weights(engine)
-        self._namespace = self._named()
-        self._access = config.acquire(_WHO, must_open=False)
+        self._namespace = self._name_chunks()
+        self._access = acquire(config, must_open=False)
         self._blocks = Blocks(self._access)
         self._layout: "kvbm_cxl.BlockLayout | None" = kvbm_cxl.BlockLayout.of_tensors([primary_kv_view])
         self._stats = tier_stats.TierStats(self._blocks)
         self._stores: Tasks[_Done] = Tasks("tier-store", config.threads, begin=self._access.bind_worker)
         self._loads: Tasks[_Done] = Tasks("tier-load", config.threads, begin=self._access.bind_worker)
         self._failed: dict[str, set[OffloadKey]] = {}
-        """By request, until it ends: chunks whose load failed. A lookup that went on saying that they are there would have the request ask
+        """By request, until it ends: chunks whose load failed. A lookup that still reported them would make the request ask
         for them again without end."""
         self._events = None
         if config.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = TierEvents(self._access, self.tier_type, self.medium, self.locality)
         self._says_that_nothing_fits = True
 
-    def _named(self) -> "kvbm_cxl.Namespace":
+    def _name_chunks(self) -> "kvbm_cxl.Namespace":
         return namespace_of("vllm-tier", **self._fields, weights=self._weights.name.hex())
 
     # Lookups
@@ -147,7 +150,7 @@ class CxlTier(SecondaryTierManager):
     def submit_store(self, job_metadata: TransferJob) -> None:
         keys, rows = _chunks(job_metadata)
         if not self._weights.are_named():
-            self._stats.refused(len(keys))
+            self._stats.count_refused(len(keys))
             self._stores.end(job_metadata.job_id, _Done(False))
             return
         namespace = self._namespace
@@ -200,7 +203,7 @@ class CxlTier(SecondaryTierManager):
         self._loads.drain()
         # vLLM drains a tier when it empties its primary one.
         if self._weights.primary_was_reset():
-            self._namespace = self._named()
+            self._namespace = self._name_chunks()
 
     # What vLLM is told
 
@@ -215,7 +218,7 @@ class CxlTier(SecondaryTierManager):
         return self._stats.take()
 
     def shutdown(self) -> None:
-        """Ends what is under way, and lets go of vLLM's memory, which it then unmaps. The chunks stay in the pool."""
+        """Ends running jobs, and releases vLLM's memory, which vLLM then unmaps. The chunks stay in the pool."""
         if self._layout is None:
             return
         self._stores.close()

@@ -15,7 +15,7 @@ from . import engine_watch
 from .identity import attention_backend, engine_fields, loading
 from .log import logger
 from .settings import digest
-from .weights import UNKNOWN, caller_of, combined, fingerprint
+from .weights import UNKNOWN, caller_of, combine, fingerprint
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -40,18 +40,18 @@ class Engine:
             **engine_fields(self.vllm_config),
             "layout": str(self.kv_cache_config.kv_cache_layout),
             "specs": digest("\n".join(repr(group.kv_cache_spec) for group in groups)),
-            "backends": self._asked(_backends, [name for group in groups for name in group.layer_names]),
+            "backends": self._ask(_backends, [name for group in groups for name in group.layer_names]),
         }
 
     def fingerprint(self) -> bytes:
         """That of the weights in the memory of all workers; `UNKNOWN` where there is none."""
         try:
-            return combined(self._asked(_fingerprint))
+            return combine(self._ask(_fingerprint))
         except Exception as error:  # Whatever a model is made of, or an executor says: without a fingerprint nothing is shared.
             logger.warning("tier: no fingerprint of the weights in memory: %s: %s", type(error).__name__, error)
             return UNKNOWN
 
-    def _asked(self, function: Any, *arguments: Any) -> list[Any]:
+    def _ask(self, function: Any, *arguments: Any) -> list[Any]:
         """What each worker answers, in the order of their ranks."""
         executor = self.core.model_executor
         # The class's own: calls of an instance are watched.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV events of a tier: chunks that this engine stored in the pool, and those of them that the pool evicted.
 
-Of chunks that other engines stored there are none: their evictions would not be told to this engine, so routers would believe in them for
+Of chunks that other engines stored there are none: this engine would not hear of their evictions, so routers would believe in them for
 ever. CxlConnector's events tell of all blocks of its pool.
 """
 
@@ -34,15 +34,8 @@ class TierEvents:
         store: Callable[[], list[str]],
     ) -> list[str]:
         """Runs a store of chunks of `len_bytes` each, and tells of those that the pool took."""
-        places = [(namespace, name) for name in names]
-        fresh = self._ledger.expect((place, Entry(key, len_bytes)) for place, key in zip(places, keys, strict=True))
-        words = ["failed"] * len(names)
-        try:
-            words = store()
-        finally:
-            stored = [place for place, word in zip(places, words, strict=True) if word == "stored"]
-            self._ledger.stored(stored, fresh - set(stored), lambda entries: self._add(entries, removed=False))
-        return words
+        entries = {(namespace, name): Entry(key, len_bytes) for name, key in zip(names, keys, strict=True)}
+        return self._ledger.store(entries, store, lambda entries: self._add(entries, removed=False))
 
     def _add(self, entries: Sequence[Entry], removed: bool) -> None:
         keys = [entry.what for entry in entries]

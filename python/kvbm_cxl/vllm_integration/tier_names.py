@@ -8,7 +8,7 @@ own description of it for files, with every number of parallelism: engines of an
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError
+from ..options import ConfigError
 from .identity import fingerprint
 
 if TYPE_CHECKING:

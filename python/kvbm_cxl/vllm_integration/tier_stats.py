@@ -50,7 +50,7 @@ class TierStats:
     _told: Counter[tuple[str, str]] = field(default_factory=Counter)
     _more: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def refused(self, count: int) -> None:
+    def count_refused(self, count: int) -> None:
         """Chunks that were not stored because it is unknown which weights they are of."""
         self._more["stored_chunks", "weights"] += count
 
@@ -59,25 +59,14 @@ class TierStats:
         self._more["looked_up_chunks", "hit" if found else "miss"] += 1
 
     def take(self) -> OffloadingConnectorStats:
-        """What was counted since the last call. Of the scheduler's thread."""
-        stats, failures = OffloadingConnectorStats(), _Failures()
-        self.blocks.access.failures.count_in(failures)
+        """Counts since the last call. Called by the scheduler's thread."""
+        stats = OffloadingConnectorStats()
         told = self.blocks.counts()
         now = self._more + Counter({(name, word): count for call, name in _CALLS.items() for word, count in told[call].items()})
         for (name, word), count in (now - self._told).items():
             stats.increase_counter(TIER_PREFIX + name, count, (word,))
-        for reason, count in failures.counts.items():
+        for reason, count in self.blocks.access.failures.take_counts().items():
             stats.increase_counter(TIER_PREFIX + "thread_errors", count, (reason,))
         stats.set_gauge(TIER_PREFIX + "pool_is_open", int(self.blocks.access.pool is not None))
         self._told = now
         return stats
-
-
-@dataclass
-class _Failures:
-    """Takes what `ThreadFailures.count_in` tells."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def count(self, name: str, reason: str, count: int = 1) -> None:
-        self.counts[reason] += count

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from .config import ConfigError
+from ..options import ConfigError
 from .geometry import Pieces
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def pieces_of_cells(page: torch.Tensor, writer: PageWriter, shards: int, slices:
     _, heads, tokens, _ = page.shape
     content = writer.head_size + writer.head_size_v
     numbers = torch.arange(tokens * heads * content, device=page.device).view(tokens, heads, content)
-    whole = _written(page, writer, numbers, 1)
-    cells = [_written(page, writer, part, slices) for part in numbers.chunk(shards, dim=1)]
+    whole = _write_page(page, writer, numbers, 1)
+    cells = [_write_page(page, writer, part, slices) for part in numbers.chunk(shards, dim=1)]
     codes = _codes([whole, *cells])
     order = numpy.argsort(codes[0], kind="stable")
     at = numpy.searchsorted(codes[0][order], numpy.concatenate(codes[1:]))
@@ -89,7 +89,7 @@ def rows_of_page(page: torch.Tensor, writer: PageWriter) -> torch.Tensor:
     _, heads, tokens, _ = page.shape
     rows = 2 * torch.arange(tokens, device=page.device)[:, None, None].expand(-1, heads, writer.head_size + writer.head_size_v).clone()
     rows[..., writer.head_size :] += 1
-    written = _written(page, writer, rows, 1)
+    written = _write_page(page, writer, rows, 1)
     found = torch.zeros(written.shape[1], dtype=torch.int64)
     for digit, seen in enumerate(written):
         numbers = torch.from_numpy(seen.copy()).view(page.dtype).reshape(-1).to(torch.int64) - 1
@@ -100,12 +100,12 @@ def rows_of_page(page: torch.Tensor, writer: PageWriter) -> torch.Tensor:
     return found.view([page.shape[dim] for dim in order]).permute([order.index(dim) for dim in (1, 2, 3)]).to(page.device)
 
 
-def _written(page: torch.Tensor, writer: PageWriter, numbers: torch.Tensor, blocks: int) -> numpy.ndarray:
+def _write_page(page: torch.Tensor, writer: PageWriter, numbers: torch.Tensor, blocks: int) -> numpy.ndarray:
     """Bytes `[digits, numbers, bytes]` of pages as they lie in memory, once `numbers` were written to them, one digit after the other."""
     tokens, heads, content = numbers.shape
     sizes = {1: heads, 2: tokens // blocks, 3: page.shape[3]}
     order = _physical(page)
-    # Logical dimensions of what lies in memory in the order of the page's.
+    # Logical dimensions in the order of the page's memory.
     back = [0, *(1 + order.index(dim) for dim in (1, 2, 3))]
     slots = torch.arange(tokens, dtype=torch.int64, device=page.device)
     seen, highest = [], page.shape[1] * page.shape[2] * content

@@ -4,8 +4,8 @@
 vLLM replaces weights in place: `reload_weights`, the weight-transfer API of RL loops, sleep level 2 with a reload, methods of a worker
 extension. It tells a connector of none of them, and its default reset of the prefix cache does not reach the connector. So the scheduler's
 side watches (`engine_watch`) for anything that may have changed weights, and has every worker take a fingerprint of its weights at the
-start of the next step, before anything of the pool is looked up or published. Equal fingerprints: the pool goes on as before. Another
-one becomes part of every key. None to be had: this engine's keys become random, so that it shares no block.
+start of the next step, before anything of the pool is looked up or published. Equal fingerprints: sharing continues as before. Another
+one becomes part of every key. No fingerprint: this engine's keys become random, so that it shares no block.
 
 The fingerprint has every byte of every tensor that the model holds, packed or plain (`held_tensors`). On a GPU its kernels sum up the
 bytes, so that only sums come to the host. A weight that cannot be read means that there is no fingerprint.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Workers answer in the next step. Where no answer arrives, the engine shares nothing until one does, instead of holding up requests.
 _PATIENCE_S = 30.0
 _MAX_THREADS = 16
-# Words that a GPU sums up at a time, in 8 bytes each: memory that it has beside weights and KV cache. Odd numbers without a pattern.
+# Words that a GPU sums up at a time, in 8 bytes each: memory in addition to weights and KV cache. Odd numbers without a pattern.
 _PIECE_WORDS = 4 << 20
 _SPREAD, _STEP = 0x1E3779B97F4A7C15, 0x5851F42D4C957F2D
 UNKNOWN = b""
@@ -52,8 +52,8 @@ def _whole(found: Mapping[str, bytes], without: Iterable[str]) -> bytes:
     return total.digest()[:16]
 
 
-def unnamed(model: "torch.nn.Module") -> set[str]:
-    """Where a model holds tensors that are not in its state: packed weights, and what is no weight."""
+def unnamed_tensors(model: "torch.nn.Module") -> set[str]:
+    """Where a model holds tensors that are not in its state: packed weights, and other tensors."""
     named = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return {path for path, tensor in Walk().tensors(model) if id(tensor) not in named}
 
@@ -133,15 +133,15 @@ def watch_packing() -> None:
 
 def _leaving_digest(pack: Any) -> Any:
     @wraps(pack)
-    def packed(*arguments: Any, **named: Any) -> Any:
+    def pack_and_digest(*arguments: Any, **named: Any) -> Any:
         handler, total = pack(*arguments, **named), hashlib.sha256()
         for each in (*arguments, *(value for _, value in sorted(named.items()))):
             total.update(tensor_digest(each) if hasattr(each, "untyped_storage") else repr(each).encode())
         setattr(handler, DIGEST_ATTRIBUTE, total.digest())
         return handler
 
-    setattr(packed, DIGEST_ATTRIBUTE, True)
-    return packed
+    setattr(pack_and_digest, DIGEST_ATTRIBUTE, True)
+    return pack_and_digest
 
 
 def worker_of_this_call() -> Any | None:
@@ -182,14 +182,14 @@ class WeightsInMemory:
     def before_warm_up(self) -> None:
         """The model is loaded, and vLLM is about to compute with it for the first time."""
         if self.worker is not None:
-            self._unnamed = self._read(lambda model: digests(model, unnamed(model)))
+            self._unnamed = self._read(lambda model: digests(model, unnamed_tensors(model)))
 
     def look(self) -> bytes:
         """The fingerprint now, `UNKNOWN` where it cannot be taken. The first one comes after warming up, and before any request."""
         started_s = time.perf_counter()
         found = self._read(digests) if self.worker is not None else None
         if found and self._unnamed is not None:
-            before, now = self._unnamed, self._read(unnamed) or ()
+            before, now = self._unnamed, self._read(unnamed_tensors) or ()
             self._filled = {path for path in now if before.get(path) != found.get(path)}
         self._unnamed = None
         self.latest = UNKNOWN if found is None else _whole(found, self._filled)
@@ -210,7 +210,7 @@ class WeightsInMemory:
         self._answered, before = inquiry, self.latest
         return self.look() != before or self.latest == UNKNOWN
 
-    def answered(self, inquiry: int) -> bool:
+    def has_answered(self, inquiry: int) -> bool:
         return 0 < inquiry <= self._answered
 
 
@@ -239,7 +239,7 @@ class Era:
     def handshake(self, fingerprints: Iterable[bytes]) -> None:
         """The fingerprints of all workers at start, in the order of their ranks."""
         all_ranks = list(fingerprints)
-        self._ranks, self._start = len(all_ranks), combined(all_ranks)
+        self._ranks, self._start = len(all_ranks), combine(all_ranks)
 
     @property
     def is_known(self) -> bool:
@@ -283,7 +283,7 @@ class Era:
         self._answers.update(by_rank)
         if len(self._answers) < self._ranks:
             return False
-        return self._conclude(combined([self._answers[rank] for rank in sorted(self._answers)]))
+        return self._conclude(combine([self._answers[rank] for rank in sorted(self._answers)]))
 
     def isolate(self) -> bool:
         """The pool's blocks are not those of this engine: its keys become random, and stay so. True: they were not before."""
@@ -319,7 +319,7 @@ class Era:
         return changed
 
 
-def combined(fingerprints: list[bytes]) -> bytes:
+def combine(fingerprints: list[bytes]) -> bytes:
     """One fingerprint of those of all ranks."""
     if not fingerprints or UNKNOWN in fingerprints:
         return UNKNOWN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to begin before a worker loads its model: reading the files of the weights, and noting what vLLM packs away while it loads them.
+"""Starts before a worker loads its model: reading the weight files, and noting weights that vLLM packs while it loads them.
 
 vLLM makes a connector when the model is loaded, and has no hook for one before that. So the start of every worker is watched, and nothing
 is done for an engine that does not use the pool.

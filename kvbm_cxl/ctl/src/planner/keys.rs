@@ -61,14 +61,14 @@ keys! {
     dram_gib = "rack.dram_gib", Some(256.0), 0.0 to 1e6, Real, "own DRAM of an instance for KV blocks (own, pool+l2)";
     pool_gib = "rack.pool_gib", Some(0.0), 0.0 to 1e9, Real, "the pool (pool, pool+l2); 0: the sum of all own DRAM";
     disaggregated = "rack.disaggregated", Some(0.0), 0.0 to 1.0, Flag, "other instances decode: the KV of each prompt moves";
-    owners = "cache.owners", Some(0.0), 0.0 to 1.0, Flag, "each instance owns cells and evicts only those; else one order for all";
+    owners = "cache.owners", Some(0.0), 0.0 to 1.0, Flag, "instances evict only cells of their own; else one order for all";
     chunk_cells = "cache.chunk_cells", Some(112.0), 1.0 to 65536.0, Whole, "cells that an instance takes at a time, until none are left";
     low_water_percent = "cache.low_water_percent", Some(0.0), 0.0 to 90.0, Real, "evict when fewer cells are free after a publish";
     high_water_percent = "cache.high_water_percent", Some(0.0), 0.0 to 90.0, Real, "stop evicting when this many are free";
     kv_kib_per_token = "model.kv_kib_per_token", Some(128.0), 0.001 to 1e5, Real, "KV of a token; 128: 32 layers, 8 heads of 128, 2 bytes";
     tokens_per_s = "model.prefill_tokens_per_s", Some(10_000.0), 0.001 to 1e9, Real, "tokens that an instance computes in a second";
     fixed_ms = "model.fixed_ms", Some(0.0), 0.0 to 1e6, Real, "fixed time of a prefill";
-    overhead_ms = "model.overhead_ms", Some(0.0), 0.0 to 1e6, Real, "time of a request outside the instances: frontend, decode's first step";
+    overhead_ms = "model.overhead_ms", Some(0.0), 0.0 to 1e6, Real, "time outside the instances: frontend, decode's first step";
     attention_tokens = "model.attention_tokens", Some(0.0), 0.0 to 1e9, Real, "context length that doubles a token's time; 0: never";
     dram_read_gb_s = "dram.read_gb_s", Some(50.0), 0.001 to 1e5, Real, "own DRAM to accelerators";
     dram_write_gb_s = "dram.write_gb_s", Some(50.0), 0.001 to 1e5, Real, "accelerators to own DRAM";

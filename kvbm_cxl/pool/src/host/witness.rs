@@ -56,9 +56,41 @@ impl Host {
         self.inner.witness()?;
         Ok(self.inner.config.suspect_ms * 1_000_000 / LOOKS_PER_SUSPICION)
     }
+
+    /// Waits until the other processes of this host have ended, and every other host under this machine's kernel has left or its end is
+    /// stated in the pool; for `patience_ms` at most. A process that keeps a node's slot calls this before it leaves: if the node is shut
+    /// down, no other process can prove these ends. The service must run during the call.
+    ///
+    /// # Errors
+    /// Those of the memory and of the system.
+    pub fn outlive_others(&self, patience_ms: u64) -> Result<()> {
+        let deadline_ns = self.inner.platform.now_ns() + patience_ms * 1_000_000;
+        while self.inner.has_others_here()? && self.inner.platform.now_ns() < deadline_ns {
+            self.inner.platform.sleep_ns(self.inner.config.heartbeat_ms * 1_000_000);
+        }
+        Ok(())
+    }
 }
 
 impl Inner {
+    /// Whether another process of this host runs, or a host under this machine's kernel is a member that no row tells to be dead.
+    fn has_others_here(&self) -> Result<bool> {
+        if mutant!("keeper_leaves_first") {
+            return Ok(false);
+        }
+        if self.segment.has_another(self.index, |process| self.platform.is_alive(process)) {
+            return Ok(true);
+        }
+        for (slot, (standing, _)) in (0..).zip(self.standings()?) {
+            let Some(identity) = if_whole(self.lines.fetch::<Identity>(slot))? else { continue };
+            let is_member = identity.state == Identity::LIVE && identity.incarnation > standing.dead;
+            if is_member && slot != self.slot().into() && is_witnessed_here(&self.lines, &*self.platform, slot, &identity)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Flushes from this machine's caches whatever processes of `slot` that have ended may have left there: metadata lines that they stored
     /// without a flush, and everything in the memory that the slot claims, kept blocks included.
     pub(super) fn flush_all_residue(&self, slot: u16) -> Result<()> {

@@ -99,7 +99,7 @@ impl Inner {
         if !self.has_damage::<Seat>(&[seat])? {
             return Ok(false);
         }
-        if !self.remembers(seat) || mutant!("heal.seats_claim_anew") {
+        if !self.remembers_epoch(seat) || mutant!("heal.seats_claim_anew") {
             return Ok(true);
         }
         let epoch = if mutant!("heal.seat_forgets") { 0 } else { self.segment.header().seat_epoch.load(Ordering::Acquire) };
@@ -112,6 +112,11 @@ impl Inner {
     /// Whether the segment of this machine holds what was published of `seat`: its rows and its epoch.
     fn remembers(&self, seat: u64) -> bool {
         self.segment.header().rows_of_seat.load(Ordering::Acquire) == seat as u32 + 1
+    }
+
+    /// Whether the segment of this machine holds the epoch of `seat`. A session that took a seat noted the epoch that it found there.
+    fn remembers_epoch(&self, seat: u64) -> bool {
+        self.remembers(seat) || self.claimed_seat() == Some(seat) && !mutant!("heal.epoch_is_noted_late")
     }
 
     fn has_damage<T: MediaLine>(&self, indexes: &[u64]) -> Result<bool> {
@@ -264,7 +269,7 @@ impl Inner {
     /// # Errors
     /// [`Error::BadLine`] when the machine does not remember and one of the copies does not verify either.
     pub(super) fn highest_own_epoch(&self, seat: u64) -> Result<u32> {
-        if self.remembers(seat) {
+        if self.remembers_epoch(seat) {
             return Ok(self.segment.header().seat_epoch.load(Ordering::Acquire));
         }
         self.highest_tag_of(seat)

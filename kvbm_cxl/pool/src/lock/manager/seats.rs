@@ -43,7 +43,7 @@ impl Inner {
     }
 
     /// The seat that this session claimed, or has with its slot.
-    fn claimed_seat(&self) -> Option<u64> {
+    pub(super) fn claimed_seat(&self) -> Option<u64> {
         let seat = u64::from(self.segment.header().seat.load(Ordering::Acquire)).checked_sub(1)?;
         (seat < self.geometry().all_seats()).then_some(seat)
     }
@@ -227,9 +227,9 @@ impl Inner {
     fn sit_down(&self, seat: u64, generation: u32) -> Result<()> {
         let header = self.segment.header();
         let found = self.found_in_seat(seat)?;
-        // Of another seat, or of another session in this one.
+        // The rows known before are of another seat, or of another session in this one.
         header.rows_of_seat.store(0, Ordering::Release);
-        header.seat_epoch.store(0, Ordering::Release);
+        header.seat_epoch.store(found.epoch, Ordering::Release);
         header.seat_generation.store(generation, Ordering::Release);
         header.seat.store(seat as u32 + 1, Ordering::Release);
         self.lines.publish(seat, self.seat_line(seat, found.epoch, found.beat))?;

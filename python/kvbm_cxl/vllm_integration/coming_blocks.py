@@ -8,19 +8,19 @@ import kvbm_cxl
 from .block_names import BlockNames
 from .log import logger
 from .pool_access import PoolAccess
-from .tracked import PinnedLookup, Tracked
+from .request_state import PinnedLookup, RequestState
 
 # Asked at a time. A block that does not come is mostly among the first that are missing.
 _ASKED = 64
 
 
 @dataclass
-class Awaited:
-    """The blocks between what was found and what prefill said, of every group on every rank."""
+class ComingBlocks:
+    """The blocks that prefill announced and the lookup did not find, of every group on every rank."""
 
     access: PoolAccess
     names: BlockNames
-    tracked: Tracked
+    tracked: RequestState
     lookup: PinnedLookup
 
     def all_come(self) -> bool:
@@ -43,7 +43,7 @@ class Awaited:
     def _keys(self, position: int) -> list[bytes]:
         shape, request, expected = self.names.shape, self.tracked.request, self.tracked.expected
         group, tokens = shape.groups[position], min(expected.tokens, request.num_prompt_tokens) if expected else 0
-        needed = group.needed(tokens)
+        needed = group.needed_blocks(tokens)
         start = max(needed.start, self.lookup.tokens // group.block_tokens)
         keys = self.names.keys(self.tracked, start, tokens // group.block_tokens, position)
         if shape.takes_tails and tokens % group.block_tokens and tokens == request.num_prompt_tokens:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of what is remembered by names that requests bring."""
+"""Bounded maps whose keys come from requests."""
 
 from typing import Any
 

@@ -57,7 +57,7 @@ def import_nixl() -> bool:
     return True
 
 
-def _imported() -> Installation | None:
+def _find_imported() -> Installation | None:
     # Where several are imported, it is the one that nixl's own modules are of.
     chosen = getattr(sys.modules.get("nixl._api"), "__name__", "").partition(".")[0]
     for package in sorted(_PACKAGES, key=lambda package: package != chosen):
@@ -73,7 +73,7 @@ def find() -> Installation:
     Where several builds are installed, NIXL chooses one by the CUDA that is there, in another way in each of its versions: then it is
     imported, and a program that does that without package nixl has to import theirs before.
     """
-    imported = _imported()
+    imported = _find_imported()
     if imported is not None:
         return imported
     found = []
@@ -90,7 +90,7 @@ def find() -> Installation:
     names = " and ".join(package for package, _ in found)
     if not import_nixl():
         raise NixlNotFound(f"{names} are installed, but not nixl, which chooses one: import the one that you need, or remove the other")
-    imported = _imported()
+    imported = _find_imported()
     if imported is None:
         raise NixlNotFound(f"`import nixl` chose none of {names}, which are the builds of NIXL that there is a plugin for")
     return imported

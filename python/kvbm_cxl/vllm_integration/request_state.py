@@ -38,8 +38,8 @@ class PinnedLookup:
 
 
 @dataclass
-class Tracked:
-    """What is known of a request until it is finished."""
+class RequestState:
+    """The state of a request until it is finished."""
 
     request: "Request"
     session: Session | None = None
@@ -56,10 +56,10 @@ class Tracked:
     shared_tokens: int = 0
     """Where a prefix ends that other requests have, too, and of which the pool may lack windows, or states: they are worth publishing."""
     next_blocks: dict[int, int] = field(default_factory=dict)
-    """For each KV cache group the block behind the last that was handed to them."""
+    """For each KV cache group the block after the last that was given to them."""
     tail_saved: bool = False
     tail_is_fresh: bool = False
-    """No step since the tail was saved has added tokens behind it."""
+    """No step since the tail was saved has added tokens after it."""
     begun_s: float | None = None
     """When a step first computed tokens of it."""
     published: bool = False
@@ -79,7 +79,7 @@ class Tracked:
     """The second level was asked for what continues it."""
     counted: bool = False
     is_audited: bool | None = None
-    """Whether some of what was found of it is computed, for the audit; None while nothing was found."""
+    """Whether found tokens are computed for the audit; None while nothing was found."""
     found_tokens: int = 0
     """Tokens that were found of it before some were left out for the audit."""
     computed_from: int | None = None
