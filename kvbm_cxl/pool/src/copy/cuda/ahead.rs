@@ -28,8 +28,8 @@ struct Round<'r> {
 
 impl CudaEngine {
     /// Registers the pool with the driver before a copy needs it, as far as [`super::CudaConfig::register_bytes`] says: a copy registers
-    /// the rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say how far it is, the log every
-    /// five seconds. Copies may be made at the same time.
+    /// the rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say how far it is, the log
+    /// every five seconds. Copies may be made at the same time.
     ///
     /// The first part that the driver refuses ends it, with a warning in the log: copies to and from what is not registered go through
     /// pinned buffers. A GPU that cannot be used is a warning, too; its first copy is an error.
