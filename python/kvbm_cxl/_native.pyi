@@ -466,8 +466,8 @@ class Cache:
 
         Until then the memory is not written, but by work of streams that Queued.hold has ordered. The bytes under way have a bound
         (256 MiB); a call above it waits for earlier ones at most wait_ms (None = as long as calls of the pool may take), then
-        raises FullError; InvalidError where it never fits. Where a CPU has a part in the copies (the pool is not registered, or checksums
-        are on and no kernel takes them) the call waits for them. Raises as publish_blocks for what keeps it from beginning.
+        raises FullError. A call that is larger by itself waits for all of them. Where a CPU has a part in the copies (the pool is not
+        registered, or checksums are on and no kernel takes them) the call waits for them. Raises as publish_blocks for what keeps it from beginning.
         """
 
     def queue_pull(

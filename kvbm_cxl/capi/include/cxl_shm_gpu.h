@@ -119,8 +119,9 @@ int cxl_shm_gpu_release(cxl_gpu_copy_t copy);
  * Misses      Whether a pulled block is right is known behind its copy. Until its outcome is CXL_SHM_OK, work of the stream may have read
  *             anything there, and nothing of its results counts.
  * Bound       The copies that are under way have at most 256 MiB together. A call above that waits for earlier ones at most `wait_ms`
- *             (CXL_SHM_TIMEOUT_DEFAULT = the pool's), then fails with CXL_SHM_E_FULL; CXL_SHM_E_INVALID where it never fits. Where a
- *             CPU has a part in the copies (the pool is not registered, or checksums are on and no kernel takes them) the call waits. */
+ *             (CXL_SHM_TIMEOUT_DEFAULT = the pool's), then fails with CXL_SHM_E_FULL; a call that is larger by itself waits for all others.
+ *             Where a CPU has a part in the copies (the pool is not registered, or checksums are on and no kernel takes them) the call
+ *             waits for its copies. */
 
 #define CXL_SHM_GPU_QUEUED_NONE 0u /* never blocks that were queued */
 

@@ -144,6 +144,7 @@
 //! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool, from its beginning, is registered with the driver while a GPU is opened: `64G`; `0` = none. A copy registers the rest when it first needs it | all |
+//! | `CXL_CUDA_THREADS` | threads that register the pool with the driver, and that flush payload around the copies of a GPU | 4, at most half of the CPUs |
 //! | `CXL_CUDA_DMA` | `cached`: payload that GPUs copy is flushed around their copies. `uncached`: it is not, because **on this host** the pool's memory is uncacheable and DDIO is off (docs/internals/gpu.md says how to know) | `cached` |
 
 pub mod alloc;

@@ -66,7 +66,7 @@ fn is_noticed_on(platform: &str, dma: Dma, rule: Option<&'static str>, kind: Kin
     let gpu = device::Gpu::open(fake.path(), 0);
     let hosts = scenes::hosts(platform);
     // In steps of which many are not the last.
-    let config = CudaConfig { in_flight_bytes: 256 << 10, timeout_ms: 60_000, dma, ..fake.config() };
+    let config = CudaConfig { part_bytes: 128 << 10, timeout_ms: 60_000, dma, ..fake.config() };
     let engine = Without { engine: CudaEngine::open(&config, 0, hosts[0].clone()).unwrap(), rule };
     assert_eq!(engine.engine.reach().no_kernels.is_none(), kind == Kind::Kernels);
     alter(&fake);
@@ -123,6 +123,32 @@ fn the_loss_of_a_step_around_a_copy_is_noticed() {
             assert!(!is_noticed(None, kind, checksum, late));
             assert!(is_noticed(Some("copy.dma_unawaited"), kind, checksum, late), "{kind:?}, {checksum:?}: nothing noticed its loss");
         }
+    }
+}
+
+/// Whether a byte is wrong in blocks that are large enough for several threads to flush each part, when a rule is dropped.
+fn is_noticed_by_threads(rule: Option<&'static str>) -> bool {
+    let fake = Fake::new(Kind::Engine);
+    let gpu = device::Gpu::open(fake.path(), 0);
+    let hosts = scenes::hosts(PLATFORM);
+    let config = CudaConfig { part_bytes: 1 << 20, threads: 4, timeout_ms: 60_000, ..fake.config() };
+    let engine = Without { engine: CudaEngine::open(&config, 0, hosts[0].clone()).unwrap(), rule };
+    let blocks = [(64, 0), (2 << 20, 2 << 20)].map(|(offset, at)| scenes::Block { offset, pieces: vec![(at, 1_500_000)] });
+    let both = [&hosts[0], &hosts[1]];
+    let scene = || scenes::there_and_back_of(&blocks, 4 << 20, &gpu, 0, &engine, both, Checksum::Off, 1);
+    catch_unwind(AssertUnwindSafe(scene)).is_err()
+}
+
+/// A thread that reports before its fence, a part that the GPU reads before its flush, an end that is seen before the last flush.
+#[test]
+fn the_loss_of_a_step_of_the_threads_is_noticed() {
+    assert!(!is_noticed_by_threads(None));
+    for rule in
+        ["copy.dma_thread_unfenced", "copy.dma_part_read_first", "copy.dma_end_unflushed", "copy.dma_no_flush", "copy.pull_no_flush"]
+    {
+        assert!(is_noticed_by_threads(Some(rule)), "{rule}: nothing noticed its loss");
+        // Small parts are flushed by the thread that asks.
+        assert!(is_noticed(Some(rule), Kind::Engine, Checksum::Off, |_| {}), "{rule}: nothing noticed its loss");
     }
 }
 
@@ -198,7 +224,7 @@ fn each_list_of_a_call_comes_after_the_work_of_its_own_stream() {
 fn the_loss_of_a_step_of_a_kernels_checksum_is_noticed() {
     assert!(summed(None, false) && summed(None, true));
     assert!(!summed(Some("copy.dma_before_callers_work"), false), "copies ran ahead of the caller's work");
-    for rule in ["copy.dma_no_flush", "copy.publish_no_fence", "copy.dma_unawaited"] {
+    for rule in ["copy.dma_no_flush", "copy.publish_no_fence", "copy.dma_unawaited", "copy.dma_folded_first"] {
         assert!(!summed(Some(rule), false), "{rule}: nothing noticed its loss");
     }
     // Sums that kernels take are right whatever lies in caches: the bytes that another host finds are not.

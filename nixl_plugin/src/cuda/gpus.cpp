@@ -10,6 +10,8 @@ namespace {
 
 /// Between two looks at the copies under way.
 constexpr auto rest = std::chrono::microseconds(30);
+/// So long a wait for a staged part looks without a pause: its copy takes some tens of microseconds.
+constexpr auto spin = std::chrono::microseconds(100);
 
 /// A registration in use by a device.
 struct DeviceUse {
@@ -157,9 +159,10 @@ Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direct
     if (!started.ok())
         return started;
     std::shared_ptr<Copy> copy = std::move(made);
-    auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+    auto start = std::chrono::steady_clock::now(), deadline = start + std::chrono::milliseconds(timeout_ms_);
     while (copy->poll() == NIXL_IN_PROG) {
-        if (std::chrono::steady_clock::now() >= deadline) {
+        auto now = std::chrono::steady_clock::now();
+        if (now >= deadline) {
             if (!copy->cancel(0)) {
                 late_.push_back(copy);
                 // It gives its registration back when it has ended, also where no staged transfer asks any more.
@@ -168,7 +171,10 @@ Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direct
             return {NIXL_ERR_BACKEND,
                     text("CXL: GPU ", device_->ordinal(), " did not copy ", len_bytes, " bytes within ", timeout_ms_, " ms")};
         }
-        std::this_thread::sleep_for(rest);
+        if (now < start + spin)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(rest);
     }
     return copy->result();
 }

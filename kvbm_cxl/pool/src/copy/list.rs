@@ -144,7 +144,7 @@ impl Piece {
         self.address
     }
 
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.offset.saturating_add(self.len_bytes as u64)
     }
 }

@@ -15,6 +15,7 @@ pub(super) struct Order {
     pull_flush: bool,
     full_fence: bool,
     load_fence: bool,
+    thread_fence: bool,
     /// Whether devices' reads and writes of the pool go through this host's caches.
     is_dma_cached: bool,
 }
@@ -29,6 +30,7 @@ impl Order {
             pull_flush: !mutant!("copy.pull_no_flush"),
             full_fence: !mutant!("copy.pull_no_full_fence"),
             load_fence: !mutant!("copy.pull_no_load_fence"),
+            thread_fence: !mutant!("copy.dma_thread_unfenced"),
             is_dma_cached: true,
         }
     }
@@ -70,6 +72,15 @@ impl Order {
     /// Drops what this host's caches hold of a range that is to be pulled.
     pub(super) fn flush(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
         if self.pull_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
+    }
+
+    /// After the flushes of a thread around a device's copies, before it reports: they are complete.
+    pub(super) fn flushed_by_thread(self, memory: &dyn Coherence, is_written: bool) {
+        match is_written {
+            _ if !self.thread_fence => {}
+            true => self.published(memory),
+            false => self.flushed(memory),
+        }
     }
 
     /// Between flushes and the loads of what was flushed.

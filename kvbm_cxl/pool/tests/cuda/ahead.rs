@@ -11,7 +11,7 @@ use std::sync::Arc;
 const GRANULES: i64 = POOL_BYTES as i64 / (64 << 10);
 
 fn at_start(fake: &Fake) -> CudaConfig {
-    CudaConfig { register_bytes: u64::MAX, register_threads: 4, ..fake.config() }
+    CudaConfig { register_bytes: u64::MAX, threads: 4, ..fake.config() }
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_refusal_in_the_middle_says_what_to_change() {
         let fake = Fake::new(Kind::Engine);
         let gpu = Gpu::open(fake.path(), 0);
         let hosts = hosts("emulated:seed=9,noise=0");
-        let config = CudaConfig { register_threads: 1, ..at_start(&fake) };
+        let config = CudaConfig { threads: 1, ..at_start(&fake) };
         let engine = CudaEngine::open(&config, 0, hosts[0].clone()).unwrap();
         fake.fail("cuMemHostRegister_v2", 20, tries, error);
         engine.register_ahead();

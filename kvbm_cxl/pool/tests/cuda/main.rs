@@ -12,6 +12,7 @@ mod kernels;
 #[path = "../common/load.rs"]
 mod load;
 mod order;
+mod overlap;
 mod paged;
 mod queued;
 mod queued_ends;

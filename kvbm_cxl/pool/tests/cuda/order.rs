@@ -134,10 +134,11 @@ fn steps_where(dma: Dma, checksum: Checksum) -> [Vec<Step>; 2] {
 fn what_the_gpu_writes_to_the_pool_is_flushed_and_fenced() {
     let [written, _] = steps(Checksum::Off);
     let expected = [
-        // Lines that the pieces touch in part: 4096 and 4160 by the first, 4160 and 4224 by the second. None of the block in whole lines.
-        vec![Flush(4126, 1), Flush(4185, 1), Flush(4186, 1), Flush(4225, 1), FenceAll],
+        // Lines that a block touches in part: 4096 and 4224. None of the block in whole lines.
+        vec![Flush(4126, 1), Flush(4225, 1), FenceAll],
         vec![Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)],
-        vec![Flush(4126, 60), Flush(4186, 40), Flush(8192, 128), FenceStores],
+        // The fence of the thread that flushed, and that of the call.
+        vec![Flush(4126, 100), Flush(8192, 128), FenceStores, FenceStores],
     ];
     assert_eq!(written, expected.concat());
 }
@@ -145,11 +146,8 @@ fn what_the_gpu_writes_to_the_pool_is_flushed_and_fenced() {
 #[test]
 fn what_the_gpu_reads_in_the_pool_is_flushed_and_fenced_before() {
     let [_, read] = steps(Checksum::Off);
-    let expected = [
-        vec![Flush(4126, 60), Flush(4186, 40), Flush(8192, 128), FenceAll],
-        vec![Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)],
-        vec![FenceLoads],
-    ];
+    let expected =
+        [vec![Flush(4126, 100), Flush(8192, 128), FenceAll], vec![Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)], vec![FenceLoads]];
     assert_eq!(read, expected.concat());
 }
 
@@ -172,7 +170,7 @@ fn through_buffers_the_steps_are_those_of_the_cpu() {
 fn where_dma_goes_past_the_caches_the_fences_stay() {
     let moved = [Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)];
     let [written, read] = steps_where(Dma::Uncached, Checksum::Off);
-    assert_eq!(written, [&[FenceAll][..], &moved, &[FenceStores]].concat());
+    assert_eq!(written, [&[FenceAll][..], &moved, &[FenceStores, FenceStores]].concat());
     assert_eq!(read, [&[FenceAll][..], &moved, &[FenceLoads]].concat());
     // The CPU's own copies are what they were.
     assert_eq!(steps_where(Dma::Uncached, Checksum::Xxh3), steps(Checksum::Xxh3));
@@ -198,15 +196,13 @@ fn copies_that_were_started_make_the_same_steps() {
         take_steps()
     };
     let moved = vec![Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)];
-    let (edges, flushes) = (
-        vec![Flush(4126, 1), Flush(4185, 1), Flush(4186, 1), Flush(4225, 1), FenceAll],
-        vec![Flush(4126, 60), Flush(4186, 40), Flush(8192, 128)],
-    );
-    assert_eq!(steps(Direction::ToHost, false), [edges, moved.clone(), flushes.clone(), vec![FenceStores]].concat());
+    let (edges, flushes) = (vec![Flush(4126, 1), Flush(4225, 1), FenceAll], vec![Flush(4126, 100), Flush(8192, 128)]);
+    assert_eq!(steps(Direction::ToHost, false), [edges, moved.clone(), flushes.clone(), vec![FenceStores, FenceStores]].concat());
     assert_eq!(steps(Direction::FromHost, false), [flushes.clone(), vec![FenceAll], moved.clone(), vec![FenceLoads]].concat());
     let written = vec![CopyIn(4126, 100), CopyIn(8192, 128), FenceStores];
     assert_eq!(steps(Direction::ToHost, true), [moved.clone(), written].concat());
     let read = vec![FenceAll, CopyOut(4126, 60), CopyOut(4186, 40), CopyOut(8192, 128)];
+    let flushes = vec![Flush(4126, 60), Flush(4186, 40), Flush(8192, 128)];
     assert_eq!(steps(Direction::FromHost, true), [flushes, read, moved, vec![FenceLoads]].concat());
 }
 
@@ -255,5 +251,5 @@ fn an_error_of_a_publish_is_behind_its_fence() {
     take_steps();
     assert!(engine.publish(&*host, &block.write_list(&memory, on(0)), Checksum::Off).is_err());
     // What it did write must not linger in the caches either.
-    assert_eq!(take_steps(), [FenceAll, Flush(64, 64), FenceStores]);
+    assert_eq!(take_steps(), [FenceAll, Flush(64, 64), FenceStores, FenceStores]);
 }

@@ -27,8 +27,8 @@ impl Cache {
     /// holds until [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors
-    /// [`Error::Full`] when the bound leaves no room, [`Error::Invalid`] where it never does, or for pieces that are not as long as their
-    /// block; [`Error::Gpu`] and [`Error::NotFound`] of the GPU; those of [`Cache::reserve_all`]. Then nothing is under way.
+    /// [`Error::Full`] when the bound leaves no room, [`Error::Invalid`] for pieces that are not as long as their block; [`Error::Gpu`] and
+    /// [`Error::NotFound`] of the GPU; those of [`Cache::reserve_all`]. Then nothing is under way.
     pub unsafe fn queue_publish<P: IntoIterator<Item = LocalRange>>(
         &self,
         requests: &[PublishRequest],

@@ -58,7 +58,7 @@ impl CudaEngine {
             logged: Mutex::new(start),
             device: self.device(),
         };
-        let threads = u64::from(self.config.register_threads).min(round.granules).max(1);
+        let threads = u64::from(self.config.threads).min(round.granules).max(1);
         let all_bytes: u64 = (0..round.granules).map(|index| registered.bytes_of(index)).sum();
         log::info!("GPU {}: registering {} bytes of the pool, on {threads} threads", round.device, all_bytes);
         let ended = std::thread::scope(|scope| {

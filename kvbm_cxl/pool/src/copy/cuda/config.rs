@@ -13,6 +13,17 @@ pub const DMA_ENVIRONMENT: &str = "CXL_CUDA_DMA";
 /// The environment variable with how much of the pool is registered while a GPU is opened for it.
 pub const REGISTER_BYTES_ENVIRONMENT: &str = "CXL_CUDA_REGISTER_BYTES";
 
+/// The environment variable with how many threads register the pool, and flush around the copies of a GPU.
+pub const THREADS_ENVIRONMENT: &str = "CXL_CUDA_THREADS";
+/// Most threads.
+const MAX_THREADS: u32 = 64;
+
+/// Four flush as fast as a link of PCIe 5 moves bytes; fewer where that is more than half of the CPUs.
+fn default_threads() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    (processors / 2).clamp(1, 4) as u32
+}
+
 /// What this host's platform does with the lines of the pool that a GPU reads and writes: a property of its BIOS settings and of the type
 /// that the pool's memory has (docs/internals/gpu.md), which no program can see from within. Lines that the pool keeps for itself are
 /// always flushed; this is about payload that a GPU copies.
@@ -44,7 +55,7 @@ impl FromStr for Dma {
     }
 }
 
-/// What engines for GPUs are opened with. An operator decides the first three; the others have one right value outside of tests.
+/// What engines for GPUs are opened with. An operator decides the first four; the others have one right value outside of tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
     /// The driver's library, a name that the loader finds or a path; `none` = GPU memory is not offered.
@@ -54,6 +65,8 @@ pub struct CudaConfig {
     /// Bytes of the pool, from its beginning, that [`super::CudaEngine::register_ahead`] registers; `u64::MAX` = all. A copy registers the
     /// rest when it first needs it.
     pub register_bytes: u64,
+    /// Threads that register the pool, and that flush payload around the copies of a GPU; the thread that asks is one of them.
+    pub threads: u32,
     /// Longest time for one call of an engine, in milliseconds: what the copy has to come after, and the copy.
     pub timeout_ms: u64,
     /// Bytes of the pool that are registered at a time, a power of two of at least 4096. It bounds how long the first use of a part of the
@@ -63,14 +76,12 @@ pub struct CudaConfig {
     pub buffer_bytes: usize,
     /// Blocks of 256 threads of a kernel: what it takes of the GPU, and how many KiB times 8 it has under way.
     pub kernel_blocks: u32,
-    /// Bytes that a call gives the GPU at a time, where that reaches the pool itself: half of them a step. A list with a checksum is one
-    /// step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
-    pub in_flight_bytes: u64,
+    /// Bytes of a step of a call, where the GPU reaches the pool itself: it copies one while threads flush another. A list with a checksum
+    /// is in one step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
+    pub part_bytes: usize,
     /// Bytes of the copies of one GPU that streams order and that have not ended ([`super::QueueRoom`]); a call that is above it waits, or
     /// is refused. It bounds the GPU memory that the tables of their kernels take: about a tenth of this.
     pub queued_bytes: u64,
-    /// Threads that register the pool.
-    pub register_threads: u32,
 }
 
 impl Default for CudaConfig {
@@ -79,13 +90,13 @@ impl Default for CudaConfig {
             library: "libcuda.so.1".into(),
             dma: Dma::Cached,
             register_bytes: u64::MAX,
+            threads: default_threads(),
             timeout_ms: 10_000,
             granule_bytes: 256 << 20,
             buffer_bytes: 4 << 20,
             kernel_blocks: 32,
-            in_flight_bytes: 256 << 20,
+            part_bytes: 16 << 20,
             queued_bytes: 256 << 20,
-            register_threads: 8,
         }
     }
 }
@@ -110,6 +121,10 @@ impl CudaConfig {
         }
         if let Some(size) = text(REGISTER_BYTES_ENVIRONMENT)? {
             config.register_bytes = parse_size(&size).map_err(|error| Error::Invalid(format!("{REGISTER_BYTES_ENVIRONMENT}: {error}")))?;
+        }
+        if let Some(count) = text(THREADS_ENVIRONMENT)? {
+            let threads = count.parse().ok().filter(|threads| (1..=MAX_THREADS).contains(threads));
+            config.threads = threads.ok_or_else(|| Error::Invalid(format!("{THREADS_ENVIRONMENT}: {count:?}: want 1 to {MAX_THREADS}")))?;
         }
         Ok(config)
     }

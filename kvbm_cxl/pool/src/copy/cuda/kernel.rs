@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 const PTX: &str = concat!(include_str!("kernels/move.ptx"), "\0");
 const PLAIN: &CStr = c"cxl_move";
 const SUMMING: &CStr = c"cxl_move_sum";
+const FOLDING: &CStr = c"cxl_fold";
 /// Threads of a block, as the kernels are compiled for.
 const THREADS: c_uint = 256;
 /// Longest time for the trial.
@@ -29,6 +30,7 @@ pub(super) struct Kernels {
     module: Handle,
     plain: Handle,
     summing: Handle,
+    folding: Handle,
     blocks: u32,
     marks: AtomicU64,
     /// Why they are not used any more.
@@ -61,6 +63,7 @@ impl Kernels {
             module,
             plain: none,
             summing: none,
+            folding: none,
             blocks: config.kernel_blocks,
             marks,
             failure: Mutex::default(),
@@ -69,6 +72,8 @@ impl Kernels {
         kernels.plain = unsafe { entered.kernel(module, PLAIN) }?;
         // SAFETY: as above.
         kernels.summing = unsafe { entered.kernel(module, SUMMING) }?;
+        // SAFETY: as above.
+        kernels.folding = unsafe { entered.kernel(module, FOLDING) }?;
         Ok(kernels)
     }
 
@@ -99,15 +104,28 @@ impl Kernels {
         self.marks.fetch_add(count as u64, Relaxed)
     }
 
-    /// Launches a kernel; the driver's answer.
+    /// Launches a kernel that moves chunks; the driver's answer.
     ///
     /// # Safety
     /// As [`Entered::launch`]; the tables are whole.
     pub(super) unsafe fn launch(&self, entered: &Entered<'_>, sums: bool, tables: &Tables, chunks: u32, stream: Handle) -> Result<c_int> {
         let kernel = if sums { self.summing } else { self.plain };
-        let blocks = chunks.div_ceil(THREADS / 32).clamp(1, self.blocks);
-        // SAFETY: as this function demands; both kernels take a `Tables`.
-        unsafe { entered.launch(kernel, blocks, THREADS, tables, stream) }
+        // SAFETY: as this function demands; all kernels take a `Tables`.
+        unsafe { entered.launch(kernel, self.blocks_for(chunks), THREADS, tables, stream) }
+    }
+
+    /// Launches the kernel that folds the sums of so many lists; the driver's answer.
+    ///
+    /// # Safety
+    /// As [`Kernels::launch`]; the stream comes after the launch that leaves the sums.
+    pub(super) unsafe fn fold(&self, entered: &Entered<'_>, tables: &Tables, lists: u32, stream: Handle) -> Result<c_int> {
+        // SAFETY: as above.
+        unsafe { entered.launch(self.folding, self.blocks_for(lists), THREADS, tables, stream) }
+    }
+
+    /// Blocks that have a warp for each of so many.
+    fn blocks_for(&self, count: u32) -> u32 {
+        count.div_ceil(THREADS / 32).clamp(1, self.blocks)
     }
 }
 

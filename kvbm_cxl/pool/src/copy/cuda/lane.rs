@@ -13,8 +13,9 @@ use std::ptr::{NonNull, copy_nonoverlapping, null_mut, with_exposed_provenance_m
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pauses between two looks at what is under way: the first, and the longest. They grow, so that a short copy is not slept over and a long
-/// one costs nothing.
+/// A copy of a block takes some tens of microseconds, a sleep at least that: so long a wait looks without one.
+const SPIN: Duration = Duration::from_micros(100);
+/// Pauses between two looks at what is under way after that: the first, and the longest. They grow, so that a long copy costs nothing.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
 
 /// A copy to be made by the GPU.
@@ -26,6 +27,8 @@ pub(super) struct Move {
     pub(super) source: Address,
     /// The one of them that lies on the host, as kernels reach it; not used by copies.
     pub(super) mapped: Address,
+    /// The same as an offset in the pool, where it lies there.
+    pub(super) offset: u64,
     pub(super) len_bytes: usize,
 }
 
@@ -37,6 +40,7 @@ impl Move {
             destination: self.destination + by,
             source: self.source + by,
             mapped: self.mapped.wrapping_add(by),
+            offset: self.offset + by,
             len_bytes: self.len_bytes - taken,
             ..*self
         }
@@ -57,9 +61,11 @@ pub(super) enum Ended {
 pub(super) struct Lane {
     gpu: Arc<Gpu>,
     stream: Handle,
+    /// Beside it, for the checksums of what it has moved; null until they are asked for.
+    folds: Handle,
     /// Recorded on streams of callers.
     mark: Handle,
-    slots: [LaneSlot; 2],
+    slots: Vec<LaneSlot>,
     /// Those whose kernels it has launched: they stay loaded.
     kernels: Option<Arc<Kernels>>,
 }
@@ -75,6 +81,10 @@ struct TableMemory {
 
 struct LaneSlot {
     event: Handle,
+    /// Recorded after the moves whose checksums are then folded; null until that is needed.
+    moved: Handle,
+    /// Whether the last that it was given, and that has no mark yet, is the folding of checksums.
+    is_folded: bool,
     buffer: Option<NonNull<u8>>,
     tables: TableMemory,
     /// False while the event stands for nothing that was given: then the end is that of the stream.
@@ -86,20 +96,42 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
-        let slot = || LaneSlot { event: null_mut(), buffer: None, tables: TableMemory::default(), is_recorded: false };
         // Made one by one, so that what was made is given back when the next one fails.
-        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()], kernels: None };
+        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), folds: null_mut(), mark: null_mut(), slots: Vec::new(), kernels: None };
         lane.stream = entered.make_stream()?;
         lane.mark = entered.make_event()?;
-        for slot in &mut lane.slots {
-            slot.event = entered.make_event()?;
-        }
+        lane.reserve_slots(entered, 2)?;
         Ok(lane)
+    }
+
+    /// Makes room for so many steps at a time.
+    pub(super) fn reserve_slots(&mut self, entered: &Entered<'_>, count: usize) -> Result<()> {
+        while self.slots.len() < count {
+            let event = entered.make_event()?;
+            self.slots.push(LaneSlot {
+                event,
+                moved: null_mut(),
+                is_folded: false,
+                buffer: None,
+                tables: TableMemory::default(),
+                is_recorded: false,
+            });
+        }
+        Ok(())
+    }
+
+    fn slot(&self, step: usize) -> &LaneSlot {
+        &self.slots[step % self.slots.len()]
+    }
+
+    fn slot_mut(&mut self, step: usize) -> &mut LaneSlot {
+        let count = self.slots.len();
+        &mut self.slots[step % count]
     }
 
     /// The pinned buffer of a slot, made when it is first asked for.
     pub(super) fn buffer(&mut self, entered: &Entered<'_>, slot: usize, len_bytes: usize) -> Result<NonNull<u8>> {
-        let slot = &mut self.slots[slot % 2];
+        let slot = self.slot_mut(slot);
         match slot.buffer {
             Some(buffer) => Ok(buffer),
             None => Ok(*slot.buffer.insert(entered.make_buffer(len_bytes)?)),
@@ -135,7 +167,7 @@ impl Lane {
     /// # Errors
     /// The driver's; and where the slot has no mark of its own.
     pub(super) unsafe fn hold(&self, entered: &Entered<'_>, slot: usize, stream: u64) -> Result<()> {
-        let slot = &self.slots[slot % 2];
+        let slot = self.slot(slot);
         if !slot.is_recorded {
             return Err(self.gpu.failed("recording an event behind copies", SUCCESS));
         }
@@ -215,7 +247,8 @@ impl Lane {
         let mark = kernels.marks(moves.len());
         let entries = if sums { Entries::of_lists(&moves, mark) } else { Entries::of_moves(&moves) };
         self.kernels.get_or_insert_with(|| kernels.clone());
-        let tables = &mut self.slots[slot % 2].tables;
+        let stream = self.stream;
+        let tables = &mut self.slot_mut(slot).tables;
         let (host, gpu) = tables.room(entered, &entries)?;
         let start = host.as_ptr().expose_provenance();
         let mut at = 0;
@@ -230,16 +263,42 @@ impl Lane {
             unsafe { host.as_ptr().add(at).cast::<ListResult>().add(list).write(ListResult { checksum: 0, mark: 0 }) };
         }
         // SAFETY: as above; the two stay until the lane's end was seen.
-        unsafe { entered.copy(gpu, start as Address, at, self.stream) }?;
+        unsafe { entered.copy(gpu, start as Address, at, stream) }?;
         let parameter = entries.tables(gpu, (start + at) as Address);
         // SAFETY: the tables lie behind the copy in the stream, and name memory that may be used as this function demands.
-        unsafe { kernels.launch(entered, sums, &parameter, entries.chunks_len(), self.stream) }
+        let code = unsafe { kernels.launch(entered, sums, &parameter, entries.chunks_len(), stream) }?;
+        if !sums || code != SUCCESS {
+            return Ok(code);
+        }
+        let folds = self.come_after_moves(entered, slot)?;
+        self.slot_mut(slot).is_folded = true;
+        // SAFETY: as above; the stream comes after the launch.
+        unsafe { kernels.fold(entered, &parameter, entries.lists_len() as u32, folds) }
+    }
+
+    /// The stream on which checksums are folded, after what a slot has been given so far.
+    fn come_after_moves(&mut self, entered: &Entered<'_>, slot: usize) -> Result<Handle> {
+        if self.folds.is_null() {
+            self.folds = entered.make_stream()?;
+        }
+        if self.slot(slot).moved.is_null() {
+            self.slot_mut(slot).moved = entered.make_event()?;
+        }
+        let moved = self.slot(slot).moved;
+        // SAFETY: all of this lane.
+        unsafe {
+            entered.answer(entered.record(moved, self.stream), "recording an event")?;
+            if !mutant!("copy.dma_folded_first") {
+                entered.wait(self.folds, moved)?;
+            }
+        }
+        Ok(self.folds)
     }
 
     /// The checksums of the lists that a slot's kernel has moved, in their order; `None` where a kernel has not come to the end of a list.
     /// The slot has ended.
     pub(super) fn checksums(&self, slot: usize) -> Vec<Option<u64>> {
-        let TableMemory { host, results: (at, count, first), .. } = self.slots[slot % 2].tables;
+        let TableMemory { host, results: (at, count, first), .. } = self.slot(slot).tables;
         let Some((host, _)) = host else { return Vec::new() };
         let found = |list: usize| {
             // SAFETY: `launch` made room for so many, at a multiple of 64, and the GPU does not write there any more.
@@ -254,24 +313,30 @@ impl Lane {
     /// # Errors
     /// An error of the driver that stays. After another one the end of the whole stream stands for that of the slot.
     pub(super) fn mark(&mut self, entered: &Entered<'_>, slot: usize) -> std::result::Result<(), c_int> {
-        let slot = &mut self.slots[slot % 2];
+        let (moves, folds) = (self.stream, self.folds);
+        let slot = self.slot_mut(slot);
+        let stream = if std::mem::take(&mut slot.is_folded) { folds } else { moves };
         // SAFETY: both are of this lane.
-        let code = unsafe { entered.record(slot.event, self.stream) };
+        let code = unsafe { entered.record(slot.event, stream) };
         slot.is_recorded = code == SUCCESS;
         if is_lasting(code) { Err(code) } else { Ok(()) }
     }
 
     /// How far the GPU is with what was given up to the mark of a slot.
     pub(super) fn progress(&self, entered: &Entered<'_>, slot: usize) -> Progress {
-        let slot = &self.slots[slot % 2];
-        // SAFETY: both are of this lane.
-        unsafe { if slot.is_recorded { entered.event_progress(slot.event) } else { entered.stream_progress(self.stream) } }
+        let slot = self.slot(slot);
+        // SAFETY: of this lane.
+        if slot.is_recorded { unsafe { entered.event_progress(slot.event) } } else { self.progress_of_all(entered) }
     }
 
     /// How far the GPU is with all that the lane was given.
     pub(super) fn progress_of_all(&self, entered: &Entered<'_>) -> Progress {
         // SAFETY: of this lane.
-        unsafe { entered.stream_progress(self.stream) }
+        match unsafe { entered.stream_progress(self.stream) } {
+            // SAFETY: as above.
+            Progress::Done if !self.folds.is_null() => unsafe { entered.stream_progress(self.folds) },
+            other => other,
+        }
     }
 
     /// Waits until what was given up to the mark of a slot has ended.
@@ -327,6 +392,7 @@ impl TableMemory {
 /// Looks at progress until it ends or the time is over. Looks at least once.
 fn until(deadline: Instant, look: impl Fn() -> Progress) -> Ended {
     let [mut pause, longest] = PAUSES;
+    let start = Instant::now();
     loop {
         match look() {
             Progress::Done => return Ended::Done,
@@ -336,6 +402,10 @@ fn until(deadline: Instant, look: impl Fn() -> Progress) -> Ended {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ended::Late;
+        }
+        if start.elapsed() < SPIN {
+            std::thread::yield_now();
+            continue;
         }
         std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(longest);
@@ -349,8 +419,8 @@ impl Drop for Lane {
         // SAFETY: all of this lane, which has nothing under way. What was not made is null.
         unsafe {
             for slot in &mut self.slots {
-                if !slot.event.is_null() {
-                    entered.destroy_event(slot.event);
+                for event in [slot.event, slot.moved].into_iter().filter(|event| !event.is_null()) {
+                    entered.destroy_event(event);
                 }
                 if let Some(buffer) = slot.buffer {
                     entered.free_buffer(buffer);
@@ -361,8 +431,8 @@ impl Drop for Lane {
             if !self.mark.is_null() {
                 entered.destroy_event(self.mark);
             }
-            if !self.stream.is_null() {
-                entered.destroy_stream(self.stream);
+            for stream in [self.folds, self.stream].into_iter().filter(|stream| !stream.is_null()) {
+                entered.destroy_stream(stream);
             }
         }
     }

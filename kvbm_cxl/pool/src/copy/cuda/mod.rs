@@ -8,11 +8,11 @@
 //! addresses alone: no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
 //!
 //! **One call is one launch.** A kernel gets all pieces of all lists together, on a stream beside the caller's; of more bytes than
-//! [`CudaConfig::in_flight_bytes`] in steps. Where no kernel can be used, the copy engine gets them one by one. They
-//! come after what the lists name ([`After`](super::After)), and the call returns when they have ended: whatever the caller does
-//! afterwards comes after the copy, on any stream. Threads that call at the same time have a stream each. Waiting sleeps. For a caller
-//! that has no thread to wait with, [`CudaEngine::start`] returns at once, and [`GpuCopy::poll`] goes on with the same steps: so the NIXL
-//! plugin copies, over the C interface.
+//! [`CudaConfig::part_bytes`] in steps. The GPU makes one step while several threads flush another (`flush.rs`). Where no
+//! kernel can be used, the copy engine gets them one by one. They come after what the lists name ([`After`](super::After)), and the call
+//! returns when they have ended: whatever the caller does afterwards comes after the copy, on any stream. Threads that call at the same
+//! time have a stream each. Waiting sleeps. For a caller that has no thread to wait with, [`CudaEngine::start`] returns at once, and
+//! [`GpuCopy::poll`] makes the next of the same steps: so the NIXL plugin copies, over the C interface.
 //!
 //! **Two ways.** The GPU reaches the pool itself, which is registered with the driver for that:
 //! - publish: the lines that the pieces touch only in part are dropped from this host's caches, so that the GPU does not complete them with
@@ -45,6 +45,7 @@ mod ahead;
 mod config;
 mod described;
 mod driver;
+mod flush;
 mod gpu;
 mod kernel;
 mod lane;
@@ -59,7 +60,7 @@ mod transfer;
 mod trial;
 mod windows;
 
-pub use config::{CudaConfig, DMA_ENVIRONMENT, Dma, LIBRARY_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT};
+pub use config::{CudaConfig, DMA_ENVIRONMENT, Dma, LIBRARY_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT, THREADS_ENVIRONMENT};
 pub use described::{DriverInfo, GpuInfo, describe};
 pub use memory::GpuMemory;
 pub use queued::QueueRoom;
@@ -73,6 +74,7 @@ use crate::background::held;
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
 use driver::Driver;
+use flush::Flusher;
 use gpu::{Entered, Gpu, Progress};
 use kernel::Kernels;
 use lane::{Ended, Lane};
@@ -118,6 +120,7 @@ pub struct CudaEngine {
     kernels: std::result::Result<Arc<Kernels>, String>,
     memory: Arc<dyn Coherence>,
     gpu: Arc<Gpu>,
+    flusher: Flusher,
     config: CudaConfig,
     counters: Counters,
     /// Bytes of copies that a stream orders and that have not ended.
@@ -164,6 +167,7 @@ impl CudaEngine {
             kernels,
             memory,
             gpu,
+            flusher: Flusher::new(config.threads),
             config: config.clone(),
             counters: Counters::default(),
             queued_bytes: AtomicU64::new(0),
@@ -252,10 +256,10 @@ impl CudaEngine {
         let plan = Plan::of(transfer, memory, self.means(), &entered);
         // SAFETY: the lists, which the caller holds, name events and streams that are there.
         let mut ended = unsafe { transfer.come_after(&lane, &entered) }
-            .and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, self.config.in_flight_bytes))
+            .and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, self.config.part_bytes))
             .map(|()| {
                 // SAFETY: the lists name memory of this GPU that may be used.
-                unsafe { Self::finish(memory, transfer, &mut lane, &entered, deadline) }
+                unsafe { self.finish(memory, transfer, &mut lane, &entered, deadline) }
             });
         let is_well = matches!(ended, Ok(Ended::Done));
         // Whatever went wrong, nothing is used again before the stream is known to be idle.
@@ -272,7 +276,7 @@ impl CudaEngine {
             }
             return Ok(());
         }
-        transfer.leave(memory);
+        transfer.leave(memory, &self.flusher);
         match ended {
             Ok(Ended::Failed(code)) => Err(self.gpu.failed("copying", code)),
             Ok(_) => {
@@ -288,6 +292,7 @@ impl CudaEngine {
     /// # Safety
     /// As [`Transfer::advance`].
     unsafe fn finish(
+        &self,
         memory: &dyn Coherence,
         transfer: &mut Transfer<'_>,
         lane: &mut Lane,
@@ -296,7 +301,7 @@ impl CudaEngine {
     ) -> Ended {
         loop {
             // SAFETY: as this function demands.
-            match unsafe { transfer.advance(memory, lane, entered) } {
+            match unsafe { transfer.advance(memory, &self.flusher, lane, entered) } {
                 Progress::Done => return Ended::Done,
                 Progress::Failed(code) => return Ended::Failed(code),
                 Progress::UnderWay => match lane.wait(entered, transfer.awaited(), deadline) {

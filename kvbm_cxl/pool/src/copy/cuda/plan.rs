@@ -9,6 +9,7 @@ use super::registered::Registered;
 use super::table::SUMMED_BYTES;
 use super::transfer::Transfer;
 use crate::coherence::Coherence;
+use crate::copy::list::Piece;
 use std::sync::Arc;
 
 /// Moves longer than a step are cut where a page begins.
@@ -71,6 +72,8 @@ impl<'e> Plan<'e> {
 pub(super) struct Step {
     pub(super) moves: Vec<Move>,
     pub(super) mover: Mover,
+    /// Stretches of the pool that it moves, each with its list.
+    pub(super) runs: Vec<(usize, Piece)>,
 }
 
 /// Cuts moves into steps of at most so many bytes; a list whose checksum is taken is in one of them.
@@ -110,14 +113,17 @@ struct Cut<'m> {
 
 impl Cut<'_> {
     fn begin(&mut self) {
-        self.steps.push(Step { moves: Vec::new(), mover: self.mover.clone() });
+        self.steps.push(Step { moves: Vec::new(), mover: self.mover.clone(), runs: Vec::new() });
         self.filled = 0;
     }
 
     fn put(&mut self, part: Move) {
         self.filled = self.filled.saturating_add(part.len_bytes);
-        if let Some(step) = self.steps.last_mut() {
-            step.moves.push(part);
+        let Some(step) = self.steps.last_mut() else { return };
+        step.moves.push(part);
+        match step.runs.last_mut() {
+            Some((list, run)) if *list == part.list && run.offset + run.len_bytes as u64 == part.offset => run.len_bytes += part.len_bytes,
+            _ => step.runs.push((part.list, Piece::in_host(part.offset, 0, part.len_bytes))),
         }
     }
 }

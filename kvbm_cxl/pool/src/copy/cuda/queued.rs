@@ -29,18 +29,14 @@ fn owned(checked: Result<Cow<'_, [Piece]>>) -> Result<Cow<'static, [Piece]>> {
 }
 
 impl CudaEngine {
-    /// Room for copies of so many bytes among those under way ([`super::CudaConfig::queued_bytes`]).
+    /// Room for copies of so many bytes among those under way ([`super::CudaConfig::queued_bytes`]). A call that is larger by itself has it
+    /// once no other is under way.
     ///
     /// # Errors
-    /// [`Error::Full`] while others have it; [`Error::Invalid`] for more bytes than there ever is room for.
+    /// [`Error::Full`] while others have it.
     pub fn queue_room(self: &Arc<Self>, len_bytes: u64) -> Result<QueueRoom> {
         let limit = self.config.queued_bytes;
-        if len_bytes > limit {
-            return Err(Error::Invalid(format!(
-                "{len_bytes} bytes in one call that a stream orders, of at most {limit}: ask for fewer blocks at a time"
-            )));
-        }
-        let more = |queued: u64| queued.checked_add(len_bytes).filter(|sum| *sum <= limit || mutant!("stream.unbounded"));
+        let more = |queued: u64| queued.checked_add(len_bytes).filter(|sum| queued == 0 || *sum <= limit || mutant!("stream.unbounded"));
         match self.queued_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
             Ok(_) => Ok(QueueRoom { engine: self.clone(), len_bytes }),
             Err(_) => {
@@ -115,18 +111,21 @@ impl QueueRoom {
         let mut lane = engine.take_lane(&entered)?;
         // SAFETY: the lists name events and streams that are there.
         let ready = unsafe { transfer.come_after(&lane, &entered) };
-        // All of it in one step: a later one could only be given once this one has ended.
-        if let Err(error) = ready.and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, u64::MAX)) {
+        // The GPU has all steps at a time: the caller's stream can only come after those that were given.
+        let begun = ready
+            .and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, engine.config.part_bytes))
+            .and_then(|()| transfer.give_all(&mut lane, &entered));
+        if let Err(error) = begun {
             // It may have been told to wait for the caller's stream.
             engine.keep_late(lane, &transfer);
             return Err(error);
         }
         // SAFETY: as this function demands.
-        let work = match unsafe { transfer.give_steps(memory, &mut lane, &entered) } {
+        let work = match unsafe { transfer.give_steps(memory, &engine.flusher, &mut lane, &entered) } {
             Err(code) => Work::Draining(transfer, lane, engine.gpu.failed("copying", code)),
             Ok(()) => {
                 // SAFETY: the caller's stream is there.
-                let held = held.filter(|_| transfer.is_given()).map_or(Ok(()), |stream| unsafe { lane.hold(&entered, 0, stream) });
+                let held = held.zip(transfer.last_given()).map_or(Ok(()), |(stream, step)| unsafe { lane.hold(&entered, step, stream) });
                 let copy = started(Work::Running(transfer, lane));
                 if let Err(error) = held {
                     // Then the end is waited for: whatever the stream is given comes after it.

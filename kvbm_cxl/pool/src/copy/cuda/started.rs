@@ -97,7 +97,7 @@ impl CudaEngine {
             true => Plan::Buffers(self.config.buffer_bytes),
             false => Plan::of(&transfer, memory, self.means(), &entered),
         };
-        transfer.begin(memory, &mut lane, &entered, &plan, self.config.in_flight_bytes)?;
+        transfer.begin(memory, &mut lane, &entered, &plan, self.config.part_bytes)?;
         let copy = started(Work::Running(transfer, lane));
         copy.advance(&mut held(&copy.work), &entered);
         Ok(copy)
@@ -199,7 +199,7 @@ impl GpuCopy {
             Work::Ended(ending) => (Work::Ended(ending.clone()), Some(ending)),
             Work::Running(mut transfer, mut lane) => {
                 // SAFETY: who started the copies keeps their memory until this says how they ended, and the lane is theirs.
-                match unsafe { transfer.advance(memory, &mut lane, entered) } {
+                match unsafe { transfer.advance(memory, &self.engine.flusher, &mut lane, entered) } {
                     Progress::UnderWay => {
                         transfer.rest(memory);
                         (Work::Running(transfer, lane), None)
@@ -227,7 +227,7 @@ impl GpuCopy {
     fn end(&self, mut transfer: Transfer<'static>, lane: Result<Lane>) -> (Work, Option<Ending>) {
         let memory = &*self.engine.memory;
         // Also after a failure: what the GPU did write must not linger in this host's caches.
-        transfer.leave(memory);
+        transfer.leave(memory, &self.engine.flusher);
         transfer.fence(memory);
         self.engine.counters.unflushed(transfer.unflushed_bytes());
         let is_cut = transfer.is_cut();
@@ -283,10 +283,11 @@ impl GpuCopy {
     /// [`Error::Gpu`].
     pub(crate) unsafe fn hold(&self, stream: u64) -> Result<()> {
         match &*held(&self.work) {
-            Work::Running(transfer, lane) if transfer.is_given() => {
+            Work::Running(transfer, lane) => {
+                let Some(step) = transfer.last_given() else { return Ok(()) };
                 let entered = self.engine.gpu.enter()?;
-                // SAFETY: as this function demands; all of such copies is one step.
-                unsafe { lane.hold(&entered, 0, stream) }
+                // SAFETY: as this function demands; the GPU has all steps, and the last one ends after the others.
+                unsafe { lane.hold(&entered, step, stream) }
             }
             // The GPU does nothing more, or has failed and does nothing more for any stream.
             _ => Ok(()),

@@ -60,7 +60,7 @@ pub(super) struct Tables {
     sums: Address,
     results: Address,
     chunk_count: u32,
-    reserved: u32,
+    list_count: u32,
 }
 
 const _: () = assert!(size_of::<PieceEntry>() == 32 && size_of::<ChunkEntry>() == 8 && size_of::<ListEntry>() == 32);
@@ -170,7 +170,7 @@ impl Entries {
             sums: tails + (STRIPE_BYTES * self.lists.len()) as Address,
             results,
             chunk_count: self.chunks_len(),
-            reserved: 0,
+            list_count: self.lists.len() as u32,
         }
     }
 }

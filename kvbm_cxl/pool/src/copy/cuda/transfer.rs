@@ -4,6 +4,7 @@
 
 use super::Direction;
 use super::driver::Address;
+use super::flush::Flusher;
 use super::gpu::{Entered, Progress};
 use super::lane::{Lane, Move};
 use super::plan::{Mover, Plan, Step, steps};
@@ -21,7 +22,7 @@ use std::borrow::Cow;
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-/// Steps that the GPU has at a time: it makes one while the CPU is at the other.
+/// Steps that the GPU has at a time, unless a stream orders them: it makes one while the CPU is at the other.
 const STEPS_UNDER_WAY: usize = 2;
 
 /// What the memory of the GPU is copied to or from.
@@ -92,7 +93,11 @@ pub(super) struct Transfer<'t> {
     /// Steps that the GPU was given, and those of them that have ended.
     given: usize,
     ended: usize,
-    /// Whether what the next step reads is flushed, and the flush fenced.
+    /// Steps of a GPU that reaches the pool itself that are flushed: before it reads them, or after it wrote them.
+    flushed: usize,
+    /// Steps that the GPU may have at a time.
+    under_way: usize,
+    /// Whether what the next step reads through a buffer is flushed, and the flush fenced.
     is_ready: bool,
     /// Nothing more is to be given.
     is_stopped: bool,
@@ -135,7 +140,20 @@ impl<'t> Transfer<'t> {
 
     fn of(direction: Direction, order: Order, checksum: Checksum, lists: Vec<List<'t>>) -> Self {
         let way = Way::Direct(Vec::new());
-        Transfer { direction, order, checksum, lists, way, given: 0, ended: 0, is_ready: false, is_stopped: false, is_unfenced: false }
+        Transfer {
+            direction,
+            order,
+            checksum,
+            lists,
+            way,
+            given: 0,
+            ended: 0,
+            flushed: 0,
+            under_way: STEPS_UNDER_WAY,
+            is_ready: false,
+            is_stopped: false,
+            is_unfenced: false,
+        }
     }
 
     /// Whether there is a byte to be copied.
@@ -228,13 +246,11 @@ impl<'t> Transfer<'t> {
         lane: &mut Lane,
         entered: &Entered<'_>,
         plan: &Plan<'_>,
-        in_flight_bytes: u64,
+        part_bytes: usize,
     ) -> Result<()> {
         let buffer_bytes = match plan {
             Plan::Direct(registered, mover) => {
-                let step_bytes = usize::try_from(in_flight_bytes).unwrap_or(usize::MAX) / STEPS_UNDER_WAY;
-                self.way = Way::Direct(steps(self.moves(memory, registered), mover, step_bytes));
-                self.order.flushed(memory);
+                self.way = Way::Direct(steps(self.moves(memory, registered), mover, part_bytes));
                 return Ok(());
             }
             Plan::Buffers(buffer_bytes) => *buffer_bytes,
@@ -247,16 +263,14 @@ impl<'t> Transfer<'t> {
         Ok(())
     }
 
-    /// The copies of a GPU that reaches the pool itself, for which the caches of this host are ready after a fence.
+    /// The copies of a GPU that reaches the pool itself. Lines that they write in part are out of this host's caches.
     fn moves(&mut self, memory: &dyn Coherence, registered: &Registered) -> Vec<Move> {
         let (order, direction) = (self.order, self.direction);
         let mut moves = Vec::new();
         for (index, list) in self.lists.iter_mut().enumerate().filter(|(_, list)| list.error.is_none()) {
-            let prepare = |piece: &Piece| match direction {
-                Direction::ToHost => edges(piece).try_for_each(|offset| order.flush_edge(memory, offset)),
-                Direction::FromHost => order.flush_for_read(memory, piece.offset, piece.len_bytes as u64),
-            };
-            if let Err(error) = list.pieces.iter().try_for_each(prepare) {
+            if direction == Direction::ToHost
+                && let Err(error) = edges(&list.pieces).into_iter().try_for_each(|offset| order.flush_edge(memory, offset))
+            {
                 list.error = Some(error);
                 continue;
             }
@@ -271,7 +285,34 @@ impl<'t> Transfer<'t> {
                 }
             }
         }
+        if direction == Direction::ToHost {
+            order.flushed(memory);
+        }
         moves
+    }
+
+    /// Flushes the next step that is not, by several threads.
+    fn flush_next(&mut self, memory: &dyn Coherence, flusher: &Flusher) {
+        let Way::Direct(steps) = &self.way else { return };
+        let Some(step) = steps.get(self.flushed) else { return };
+        self.flushed += 1;
+        if mutant!("copy.dma_end_unflushed") && self.flushed == steps.len() {
+            return;
+        }
+        for (list, error) in flusher.flush(memory, self.order, self.direction, &step.runs) {
+            self.fail(list, error);
+        }
+    }
+
+    /// Whether what the next step reads in the pool itself is still to be flushed.
+    fn is_read_unflushed(&self) -> bool {
+        self.is_from_host() && matches!(self.way, Way::Direct(_)) && self.flushed == self.given && !mutant!("copy.dma_part_read_first")
+    }
+
+    /// Lets the GPU have all steps at a time: a stream orders what comes after them.
+    pub(super) fn give_all(&mut self, lane: &mut Lane, entered: &Entered<'_>) -> Result<()> {
+        self.under_way = self.steps().max(1);
+        lane.reserve_slots(entered, self.under_way)
     }
 
     /// Steps in all.
@@ -301,11 +342,16 @@ impl<'t> Transfer<'t> {
     /// # Safety
     /// The lists name memory of the GPU, and ordinary memory of this process, that may be used until this is `Done` or the lane is drained;
     /// the lane is that of [`Transfer::begin`].
-    pub(super) unsafe fn advance(&mut self, memory: &dyn Coherence, lane: &mut Lane, entered: &Entered<'_>) -> Progress {
+    pub(super) unsafe fn advance(&mut self, memory: &dyn Coherence, flusher: &Flusher, lane: &mut Lane, entered: &Entered<'_>) -> Progress {
         loop {
             // SAFETY: as this function demands.
-            if let Err(code) = unsafe { self.give_steps(memory, lane, entered) } {
+            if let Err(code) = unsafe { self.give_steps(memory, flusher, lane, entered) } {
                 return Progress::Failed(code);
+            }
+            // While the GPU makes the steps after it.
+            if !self.is_from_host() && self.flushed < self.ended && matches!(self.way, Way::Direct(_)) {
+                self.flush_next(memory, flusher);
+                continue;
             }
             if self.ended == self.given {
                 return Progress::Done;
@@ -319,9 +365,9 @@ impl<'t> Transfer<'t> {
         }
     }
 
-    /// Whether the GPU has been given all that it will be, and a step at least.
-    pub(super) fn is_given(&self) -> bool {
-        self.given > 0 && self.given == self.steps()
+    /// The last step that the GPU was given.
+    pub(super) fn last_given(&self) -> Option<usize> {
+        self.given.checked_sub(1)
     }
 
     /// The step whose end is awaited.
@@ -339,6 +385,7 @@ impl<'t> Transfer<'t> {
     pub(super) unsafe fn give_steps(
         &mut self,
         memory: &dyn Coherence,
+        flusher: &Flusher,
         lane: &mut Lane,
         entered: &Entered<'_>,
     ) -> std::result::Result<(), c_int> {
@@ -349,14 +396,19 @@ impl<'t> Transfer<'t> {
                 // While the GPU is at what it has.
                 self.flush(memory, self.given + 1);
             }
-            if self.given == self.ended + STEPS_UNDER_WAY {
+            if self.is_read_unflushed() {
+                self.flush_next(memory, flusher);
+            }
+            if self.given == self.ended + self.under_way {
                 break;
             }
             let mut mover = Mover::Engines;
-            let moves = match &self.way {
+            let moves = match &mut self.way {
                 Way::Direct(steps) => {
-                    let Some(step) = steps.get(self.given) else { break };
+                    let Some(step) = steps.get_mut(self.given) else { break };
                     mover = step.mover.clone();
+                    let lists = &self.lists;
+                    step.moves.retain(|part| lists.get(part.list).is_some_and(List::is_well));
                     Cow::Borrowed(&step.moves)
                 }
                 Way::Buffers(windows, buffers) => {
@@ -380,6 +432,7 @@ impl<'t> Transfer<'t> {
             // SAFETY: as this function demands; the slot's last step but one has ended.
             let refused = unsafe {
                 match &mover {
+                    _ if moves.is_empty() => Vec::new(),
                     Mover::Engines => lane.give(entered, &moves),
                     Mover::Kernel(kernels) => lane.give_kernel(entered, slot, kernels, &moves, is_to_host, false),
                     Mover::SummingKernel(kernels) => lane.give_kernel(entered, slot, kernels, &moves, is_to_host, true),
@@ -398,7 +451,7 @@ impl<'t> Transfer<'t> {
     /// As [`Transfer::advance`].
     unsafe fn take_step(&mut self, memory: &dyn Coherence, lane: &Lane) {
         if let Way::Direct(steps) = &self.way
-            && let Some(Step { moves, mover: Mover::SummingKernel(kernels) }) = steps.get(self.ended)
+            && let Some(Step { moves, mover: Mover::SummingKernel(kernels), .. }) = steps.get(self.ended)
         {
             let lists = moves.chunk_by(|one, other| one.list == other.list).filter_map(|run| run.first()).map(|first| first.list);
             for (list, checksum) in lists.zip(lane.checksums(self.ended)) {
@@ -438,23 +491,22 @@ impl<'t> Transfer<'t> {
 
     /// Behind copies that the GPU has ended, whatever became of them. What it wrote to the pool itself leaves this host's caches; of what
     /// it read there: whether the memory was there all the time.
-    pub(super) fn leave(&mut self, memory: &dyn Coherence) {
-        let (order, direction) = (self.order, self.direction);
-        if !matches!(self.way, Way::Direct(_)) {
+    pub(super) fn leave(&mut self, memory: &dyn Coherence, flusher: &Flusher) {
+        if !self.is_from_host() {
+            while self.flushed < self.given && matches!(self.way, Way::Direct(_)) {
+                self.flush_next(memory, flusher);
+            }
             return;
         }
-        for list in self.lists.iter_mut().filter(|list| list.is_given) {
-            for piece in list.pieces.iter() {
-                let len_bytes = piece.len_bytes as u64;
-                let left = match direction {
-                    Direction::ToHost => order.flush_moved(memory, piece.offset, len_bytes),
-                    Direction::FromHost if memory.address(piece.offset, len_bytes).is_some() => Ok(()),
-                    // It is known to be bad by now: this says how.
-                    Direction::FromHost => memory.flush_range(piece.offset, len_bytes),
-                };
-                if let Err(error) = left {
-                    list.error.get_or_insert(error);
-                }
+        let Way::Direct(steps) = &self.way else { return };
+        for (list, run) in steps.iter().take(self.given).flat_map(|step| &step.runs) {
+            let len_bytes = run.len_bytes as u64;
+            if memory.address(run.offset, len_bytes).is_none()
+                // It is known to be bad by now: this says how.
+                && let Err(error) = memory.flush_range(run.offset, len_bytes)
+                && let Some(list) = self.lists.get_mut(*list)
+            {
+                list.fail(error);
             }
         }
     }
@@ -495,16 +547,25 @@ impl<'t> Transfer<'t> {
 fn to_move(direction: Direction, list: usize, piece: &Piece, host: Address) -> Move {
     let (gpu, len_bytes) = (piece.address() as Address, piece.len_bytes);
     match direction {
-        Direction::ToHost => Move { list, destination: host, source: gpu, mapped: 0, len_bytes },
-        Direction::FromHost => Move { list, destination: gpu, source: host, mapped: 0, len_bytes },
+        Direction::ToHost => Move { list, destination: host, source: gpu, mapped: 0, offset: piece.offset, len_bytes },
+        Direction::FromHost => Move { list, destination: gpu, source: host, mapped: 0, offset: piece.offset, len_bytes },
     }
 }
 
-/// An offset in each line that a piece touches only in part.
-fn edges(piece: &Piece) -> impl Iterator<Item = u64> {
+/// An offset in each line that pieces touch only in part. Pieces that follow one another in the pool are one: between them they write every
+/// byte.
+fn edges(pieces: &[Piece]) -> Vec<u64> {
     let line = LINE_BYTES as u64;
-    let (start, end) = (piece.offset, piece.offset + piece.len_bytes as u64);
-    let first = (!start.is_multiple_of(line)).then_some(start);
-    let last = (!end.is_multiple_of(line)).then(|| end - 1).filter(|last| first.is_none_or(|first| first / line != last / line));
-    first.into_iter().chain(last)
+    let mut offsets: Vec<u64> = Vec::new();
+    for run in pieces.chunk_by(|piece, next| piece.end() == next.offset) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+        let (start, end) = (first.offset, last.end());
+        let ends = [(!start.is_multiple_of(line)).then_some(start), (!end.is_multiple_of(line)).then(|| end - 1)];
+        for offset in ends.into_iter().flatten() {
+            if offsets.last().is_none_or(|known| known / line != offset / line) {
+                offsets.push(offset);
+            }
+        }
+    }
+    offsets
 }

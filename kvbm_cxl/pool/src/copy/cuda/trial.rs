@@ -67,8 +67,8 @@ fn run(gpu: &Gpu, kernels: &Arc<Kernels>, entered: &Entered<'_>, lane: &mut Lane
             let to_move = |&(list, at, len_bytes): &(usize, usize, usize)| {
                 let (on_host, on_gpu) = (host + at as Address, scratch + (at + shift) as Address);
                 match is_back {
-                    false => Move { list, destination: on_gpu, source: on_host, mapped: on_host, len_bytes },
-                    true => Move { list, destination: on_host + back, source: on_gpu, mapped: on_host + back, len_bytes },
+                    false => Move { list, destination: on_gpu, source: on_host, mapped: on_host, offset: 0, len_bytes },
+                    true => Move { list, destination: on_host + back, source: on_gpu, mapped: on_host + back, offset: 0, len_bytes },
                 }
             };
             let moves: Vec<Move> = PIECES.iter().map(to_move).collect();

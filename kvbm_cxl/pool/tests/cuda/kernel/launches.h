@@ -38,17 +38,22 @@ static int launched_to_host(const Op* op) {
     return !(pieces[2] & device_bit);
 }
 
+static int is_fold(const char* name) {
+    return !strcmp(name, "cxl_fold");
+}
+
 static size_t launched_bytes(const Op* op) {
-    return (size_t)((const uint32_t*)op->bytes)[12] * 1024;
+    return is_fold(op->name) ? 0 : (size_t)((const uint32_t*)op->bytes)[12] * 1024;
 }
 
 static void run_launch(Op* op) {
     static uint64_t seed = 1;
-    if (!copy_error && !is_launch_lost) {
+    // Lost are all launches, or those that move.
+    if (!copy_error && (!is_launch_lost || (is_launch_lost == 2 && is_fold(op->name)))) {
         const char* done_wrong = kernel_run(op->name, op->bytes, op->grid, op->block, seed++, reach);
         if (done_wrong)
             wrong(done_wrong);
-        if (hook)
+        if (hook && !is_fold(op->name))
             hook(0, 0, 0, op->start_us, op->end_us);
     }
     free(op->bytes);
@@ -63,11 +68,12 @@ DRIVER int cuMemHostGetDevicePointer_v2(uint64_t* pointer, void* address, unsign
     END(0);
 }
 
-static const char* const kernel_names[] = {"cxl_move", "cxl_move_sum"};
+enum { kernel_count = 3 };
+static const char* const kernel_names[kernel_count] = {"cxl_move", "cxl_move_sum", "cxl_fold"};
 
 DRIVER int cuModuleLoadData(void** module, const void* image) {
     BEGIN_IN_CONTEXT("cuModuleLoadData");
-    if (!strstr(image, ".entry cxl_move(") || !strstr(image, ".entry cxl_move_sum("))
+    if (!strstr(image, ".entry cxl_move(") || !strstr(image, ".entry cxl_move_sum(") || !strstr(image, ".entry cxl_fold("))
         END(invalid_image);
     modules++;
     *module = (void*)kernel_names;
@@ -83,7 +89,7 @@ DRIVER int cuModuleUnload(void* module) {
 
 DRIVER int cuModuleGetFunction(void** function, void* module, const char* name) {
     BEGIN_IN_CONTEXT("cuModuleGetFunction");
-    for (size_t index = 0; index < 2; index++) {
+    for (size_t index = 0; index < kernel_count; index++) {
         if (module == (void*)kernel_names && !strcmp(kernel_names[index], name)) {
             *function = (void*)kernel_names[index];
             END(0);
@@ -102,12 +108,15 @@ DRIVER int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
         wrong("a kernel on a stream that others wait for");
     if (!grid_x || grid_y != 1 || grid_z != 1 || !block_x || block_x % 32 || block_x > 256 || block_y != 1 || block_z != 1 || extra)
         END(invalid_value);
-    if (shared_bytes || (function != (void*)kernel_names[0] && function != (void*)kernel_names[1]) || !modules)
+    int is_known = 0;
+    for (size_t index = 0; index < kernel_count; index++)
+        is_known |= function == (void*)kernel_names[index];
+    if (shared_bytes || !is_known || !modules)
         END(invalid_handle);
     // The parameter is read before the call returns.
     void* copy = malloc(kernel_parameter_bytes());
     memcpy(copy, parameters[0], kernel_parameter_bytes());
-    launches++;
+    launches += !is_fold(function);
     append(stream, (Op){.kind = op_launch, .bytes = copy, .name = function, .grid = grid_x, .block = block_x});
     END(0);
 }

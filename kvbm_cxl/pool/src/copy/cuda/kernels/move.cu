@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a GPU runs to move lists of pieces between its memory and the mapped pool: gather, scatter and sparse are one thing to it. One
-// launch moves any number of pieces of any length and alignment; `cxl_move_sum` also takes the checksum of each list, XXH3-64 with seed 0,
-// of the very bytes that it stores.
+// launch moves any number of pieces of any length and alignment. `cxl_move_sum` also takes the sums of each 1024 bytes of each list, of the
+// very bytes that it stores; `cxl_fold` makes of them the checksum of each list, XXH3-64 with seed 0, on another stream, while the next
+// launch moves.
 //
 // The pieces of a call lie one behind the other in a stream, in which each list begins at a multiple of 1024. A warp takes 1024 bytes of
 // the stream at a time, a chunk, and each of its lanes two units of 16 bytes: so loads overlap however short the pieces are. Memory is read
@@ -37,7 +38,7 @@ struct List {
     u32 first_chunk;
     u32 chunks;
     u64 mark;
-    u32 done; // chunks that were moved; zero at the start
+    u32 done; // chunks that were moved and summed; zero at the start
     u32 reserved;
 };
 
@@ -50,7 +51,7 @@ struct Tables {
     u64 sums;    // 64 bytes for each chunk
     u64 results; // in memory of the host, 16 bytes for each list: its checksum and its mark
     u32 chunk_count;
-    u32 reserved;
+    u32 list_count;
 };
 
 #define CHUNK_BYTES 1024
@@ -283,11 +284,11 @@ __device__ __forceinline__ u64 folded(const Tables& tables, u32 index, const Lis
 
 __device__ __forceinline__ List list_at(const Tables& tables, u32 index) {
     const ulonglong2* entry = (const ulonglong2*)(tables.lists + (u64)index * sizeof(List));
-    ulonglong2 first = __ldcg(entry);
-    return List{first.x, (u32)first.y, (u32)(first.y >> 32), __ldcg(entry + 1).x, 0, 0};
+    ulonglong2 first = __ldcg(entry), second = __ldcg(entry + 1);
+    return List{first.x, (u32)first.y, (u32)(first.y >> 32), second.x, (u32)second.y, 0};
 }
 
-// Adds a chunk to the sums of its list; the warp that moves the last one of a list ends with its checksum.
+// Leaves the sums of a chunk, and counts it.
 __device__ __forceinline__ void sum_chunk(const Tables& tables, u32 index, const Both& both, ulonglong2 near, ulonglong2 far, u32 lane) {
     u32 list_index = chunk_at(tables, index).list;
     List list = list_at(tables, list_index);
@@ -308,19 +309,8 @@ __device__ __forceinline__ void sum_chunk(const Tables& tables, u32 index, const
     u64 tail = tables.tails + (u64)list_index * STRIPE_BYTES, into = start + lane * UNIT_BYTES;
     keep_tail(tail, list.len_bytes, into, both.near);
     keep_tail(tail, list.len_bytes, into + CHUNK_BYTES / 2, both.far);
-    // What each lane has stored is seen by the warp that counts the last chunk.
-    __threadfence();
-    __syncwarp();
-    u32 done = 0;
     if (lane == 0)
-        done = atomicAdd((u32*)(tables.lists + (u64)list_index * sizeof(List) + 24), 1);
-    if (__shfl_sync(ALL_LANES, done, 0) + 1 != list.chunks)
-        return;
-    // Behind the counts of the others.
-    __threadfence();
-    u64 checksum = folded(tables, list_index, list, lane);
-    if (lane == 0)
-        __stwt((ulonglong2*)(tables.results + (u64)list_index * UNIT_BYTES), ulonglong2{checksum, list.mark});
+        atomicAdd((u32*)(tables.lists + (u64)list_index * sizeof(List) + 24), 1);
 }
 
 extern "C" __global__ void __launch_bounds__(256) cxl_move(Tables tables) {
@@ -338,6 +328,20 @@ extern "C" __global__ void __launch_bounds__(256) cxl_move_sum(Tables tables) {
     for (u32 index = thread / WARP_LANES; index < tables.chunk_count; index += gridDim.x * blockDim.x / WARP_LANES) {
         Both both = moved_chunk(tables, index, lane);
         sum_chunk(tables, index, both, near, far, lane);
+    }
+    __threadfence_system();
+}
+
+// A warp for each list, so that all of them are folded side by side. A list that was not moved whole gets no mark.
+extern "C" __global__ void __launch_bounds__(256) cxl_fold(Tables tables) {
+    u32 thread = blockIdx.x * blockDim.x + threadIdx.x, lane = thread % WARP_LANES;
+    for (u32 index = thread / WARP_LANES; index < tables.list_count; index += gridDim.x * blockDim.x / WARP_LANES) {
+        List list = list_at(tables, index);
+        if (list.done != list.chunks)
+            continue;
+        u64 checksum = folded(tables, index, list, lane);
+        if (lane == 0)
+            __stwt((ulonglong2*)(tables.results + (u64)index * UNIT_BYTES), ulonglong2{checksum, list.mark});
     }
     __threadfence_system();
 }
