@@ -20,7 +20,6 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// The choice of this thread.
     pub(super) fn now() -> Self {
         Order {
             publish_fence: !mutant!("copy.publish_no_fence"),
@@ -39,7 +38,6 @@ impl Order {
         Order { is_dma_cached: dma == Dma::Cached, ..Self::now() }
     }
 
-    /// Whether a device's copies are flushed.
     pub(super) fn is_dma_flushed(self) -> bool {
         self.is_dma_cached
     }
@@ -67,12 +65,10 @@ impl Order {
         if self.is_dma_cached { self.flush(memory, offset, len_bytes) } else { memory.check(offset, len_bytes) }
     }
 
-    /// Drops what this host's caches hold of a range that is to be pulled.
     pub(super) fn flush(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
         if self.pull_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
     }
 
-    /// Between flushes and the loads of what was flushed.
     pub(super) fn flushed(self, memory: &dyn Coherence) {
         if self.full_fence {
             memory.fence_all();

@@ -101,7 +101,7 @@ impl QueuedLayers {
             Some(copy) => open.copies.push(copy),
             None => {
                 let inner = &open.cache.inner;
-                let outcomes = inner.engine.publish_each(&**inner.lines().memory(), &lists, Checksum::Off);
+                let outcomes = inner.copier.publish_each(&lists, Checksum::Off);
                 let mut copied = Ok(());
                 // Every one of them is noted.
                 for (reservation, outcome) in open.reservations.iter_mut().zip(outcomes) {
