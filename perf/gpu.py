@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tries and times the path between a GPU and the pool on a machine with an NVIDIA GPU, in 12 minutes at most. **It has never run on one.**
+"""Tries and times the path between a GPU and the pool on a machine with an NVIDIA GPU, in 12 minutes at most.
 
     python3 gpu.py                  in the unpacked kit of `make gpu-kit`, which needs no network and nothing else; --look: is there a GPU?
 
 Truth comes first: the engine's own test program; every byte of blocks that were published from the GPU, pulled to other places of it and
-read back, by each way, with hosts as they are and emulated ones; and of blocks that a second process pulls. Nothing is timed before.
+read back, with and without checksums, with hosts as they are and emulated ones; and of blocks that a second process pulls. Nothing is timed
+before.
 
-Ways, through the same calls of package kvbm_cxl: `piece` (one copy a piece), `batch` (copy engines, one call), `kernel` (one launch), and
-with checksums `bounce` (pinned buffers and a CPU) and `summed` (a kernel that takes them). They take turns in each round, each pull is
-compared outside of its time, and ratios are of medians. `pull_128x20k_piece_over_kernel` is the time by piece by that of the kernel: above
-1 the kernel is faster. `..._summed_over_kernel` is what checksums cost. `pool_over_pinned_to_gpu` is the bandwidth of plain copies of 1 MiB
-out of the registered pool by that out of pinned memory. Ratios of the other parts: gpu_queued.py, gpu_worker.py, gpu_nixl.py. Where kernels
-are not loaded the ways with them are not measured, and it says why.
+Two ways, through the same calls of package kvbm_cxl: `plain`, and with checksums `summed`. They take turns in each round, each pull is
+compared outside of its time, and ratios are of medians. `..._summed_over_plain` is what checksums cost. `pool_over_pinned_to_gpu` is the
+bandwidth of plain copies of 1 MiB out of the registered pool by that out of pinned memory. Ratios of the other parts: gpu_queued.py,
+gpu_worker.py, gpu_nixl.py.
 """
 
 import argparse
@@ -39,16 +38,8 @@ import gpu_worker  # noqa: E402
 import kvbm_cxl  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-ALL, NEVER = str(1 << 40), str(1 << 30)
-# Way -> whether blocks have checksums, and the environment of the engine.
-WAYS = {
-    "piece": (False, {"CXL_CUDA_KERNELS": "none", "CXL_CUDA_BATCH_PIECES": NEVER}),
-    "batch": (False, {"CXL_CUDA_KERNELS": "none"}),
-    "kernel": (False, {"CXL_CUDA_KERNEL_PIECES": "1", "CXL_CUDA_KERNEL_PIECE_BYTES": ALL}),
-    "bounce": (True, {"CXL_CUDA_KERNELS": "none"}),
-    "summed": (True, {}),
-}
-VARIABLES = ("CXL_CUDA_KERNELS", "CXL_CUDA_BATCH_PIECES", "CXL_CUDA_KERNEL_PIECES", "CXL_CUDA_KERNEL_PIECE_BYTES", "CXL_COHERENCE")
+# Way -> whether blocks have checksums.
+WAYS = {"plain": False, "summed": True}
 # Label -> pieces of a block, bytes of a piece: Beluga's experiments, and a block of 16 tokens of Llama 3.1 8B.
 SHAPES = {"128x20k": (128, 20 * KIB), "64x32k": (64, 32 * KIB), "16384x160": (16384, 160)}
 RATIOS = {}
@@ -68,14 +59,10 @@ class Bench:
         self.spec = f"{said.pool},size={said.pool_mib}M"
         self.number = 0
         self.random = random.Random(5)
-        self.has_kernels = True
 
     def go_on(self):
         if time.monotonic() > self.end:
             raise Late
-
-    def ways(self):
-        return [way for way in WAYS if self.has_kernels or way not in ("kernel", "summed")]
 
     def keys(self, count):
         self.number += 1
@@ -87,13 +74,6 @@ class Bench:
 
 def say(text):
     print(text, flush=True)
-
-
-def surroundings(way, coherence="native"):
-    """The environment of an engine of this way."""
-    for name in VARIABLES:
-        os.environ.pop(name, None)
-    os.environ.update(WAYS[way][1] | {"CXL_COHERENCE": coherence})
 
 
 NS_FIELDS = {"dtype": "int8", "layer_count": 1, "kv_head_count": 1, "head_size": 1, "block_tokens": 16, "layout": "pieces"}
@@ -157,34 +137,32 @@ def there_and_back(bench, cache, blocks, ns):
 
 
 def test_program(bench):
-    """The engine's own test of every GPU; whether kernels passed their trial."""
+    """The engine's own test of every GPU."""
     program = next((path for path in (HERE / "cuda_gpu", HERE.parent / "target/gpu-kit/cuda_gpu") if path.exists()), None)
     if program is None:
         return say("truth: the engine's test program is not in this folder")
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run([program, "--nocapture"], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([program, "--nocapture"], capture_output=True, text=True, timeout=300, check=False)
     say(done.stdout[-6000:])
     if done.returncode or "skipped:" in done.stdout:
         raise SystemExit(f"the engine's test program failed: {done.stderr[-3000:]}")
-    bench.has_kernels = "no_kernels: None" in done.stdout and 'no_kernels: Some' not in done.stdout
 
 
 def truth(bench):
-    """Every way, hosts as they are and emulated ones; pieces of round and of odd lengths."""
+    """With and without checksums, hosts as they are and emulated ones; pieces of round and of odd lengths."""
     ns = kvbm_cxl.Namespace(model="truth", **NS_FIELDS)
     for pieces, piece_bytes in ((7, 4096), (5, 1501), (40, 160)):
         blocks = Blocks(bench, pieces, piece_bytes, 8)
         bench.format(blocks.block_bytes)
         for coherence in ("native", "emulated:seed=7,noise=8"):
-            for way in bench.ways():
+            for way in WAYS:
                 bench.go_on()
-                surroundings(way, coherence)
-                with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way][0]) as cache:
+                os.environ["CXL_COHERENCE"] = coherence
+                with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way]) as cache:
                     there_and_back(bench, cache, blocks, ns)
         blocks.free()
-    say(f"truth: every byte is right by {', '.join(bench.ways())}; native and emulated")
-    if not bench.has_kernels:
-        say("truth: kernels are not loaded here (the test program's Reach says why): ways with them are left out")
+    say(f"truth: every byte is right, {', '.join(WAYS)}; native and emulated")
+    with kvbm_cxl.Pool(bench.spec) as pool, pool.cache() as cache:
+        say(f"how the GPU reaches the pool: {cache.open_gpu(0)!r}")
 
 
 def peer(said):
@@ -212,7 +190,7 @@ def two_processes(bench):
     bench.format(blocks.block_bytes)
     for coherence in ("native", "emulated:seed=3,noise=8"):
         bench.go_on()
-        surroundings("summed", coherence)
+        os.environ["CXL_COHERENCE"] = coherence
         with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=True) as cache:
             keys = bench.keys(6)
             blocks.change(bench.random.randbytes)
@@ -277,10 +255,9 @@ def shape(bench, label, pieces, piece_bytes, count):
     bench.format(blocks.block_bytes)
     times = {}
     for number in range(bench.said.rounds + 1):
-        for way in bench.ways():
+        for way in WAYS:
             bench.go_on()
-            surroundings(way)
-            with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way][0]) as cache:
+            with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way]) as cache:
                 # The first call opens the engine and registers what it touches.
                 there_and_back(bench, cache, blocks, ns)
                 timed = [there_and_back(bench, cache, blocks, ns) for _ in range(3)]
@@ -289,11 +266,9 @@ def shape(bench, label, pieces, piece_bytes, count):
                     times.setdefault((name, way), []).extend(found)
     medians = {key: statistics.median(found) for key, found in times.items()}
     for name in ("publish", "pull"):
-        rates = (f"{way} {1e6 * medians[name, way]:.0f} us" for way in bench.ways())
+        rates = (f"{way} {1e6 * medians[name, way]:.0f} us" for way in WAYS)
         say(f"{label} x {count} blocks, {name}: {', '.join(rates)}; {count * blocks.block_bytes / MIB:.2f} MiB")
-        for one, other in (("piece", "batch"), ("piece", "kernel"), ("batch", "kernel"), ("bounce", "summed"), ("summed", "kernel")):
-            if {one, other} <= set(bench.ways()):
-                RATIOS[f"{name}_{label}_{one}_over_{other}"] = medians[name, one] / medians[name, other]
+        RATIOS[f"{name}_{label}_summed_over_plain"] = medians[name, "summed"] / medians[name, "plain"]
     blocks.free()
 
 
@@ -311,14 +286,12 @@ def token_blocks(bench):
 
 
 def streams(bench):
-    """Blocks in the order of streams, by kernel where there is one."""
-    surroundings("kernel" if bench.has_kernels else "batch")
+    """Blocks in the order of streams."""
     RATIOS.update(gpu_queued.measure(bench, kvbm_cxl.Namespace(model="streams", **NS_FIELDS), say))
 
 
 def nixl(bench):
     """NIXL between the memory of the GPU in two processes, beside UCX."""
-    surroundings("kernel" if bench.has_kernels else "batch")
     kvbm_cxl.format_pool(bench.spec, force=True)
     RATIOS.update(gpu_nixl.measure(bench.spec, bench.said.rounds, say))
 
@@ -339,12 +312,11 @@ def has_torch(what):
 def connector(bench):
     """The worker's side of CxlConnector over tensors."""
     if has_torch("the worker's side of CxlConnector"):
-        surroundings("summed")
         RATIOS.update(gpu_worker.measure(bench.spec, "cuda:0", bench.said.rounds, say, bench.go_on))
 
 
 def computing(bench):
-    """A product of matrices beside copies by engine and by kernel, where PyTorch is there."""
+    """A product of matrices beside copies, where PyTorch is there."""
     if not has_torch("computing beside copies"):
         return
     import threading
@@ -364,9 +336,8 @@ def computing(bench):
     products()
     blocks = Blocks(bench, 64, 32 * KIB, 16)
     bench.format(blocks.block_bytes)
-    for way in bench.ways():
-        surroundings(way)
-        with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way][0]) as cache:
+    for way in WAYS:
+        with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way]) as cache:
             there_and_back(bench, cache, blocks, ns)
             keys = bench.keys(16)
             cache.publish_blocks(ns, keys, blocks.layout, range(16))
@@ -409,6 +380,7 @@ def main():
     try:
         for part in (test_program, truth, two_processes, plain_memory, shapes, streams, connector, nixl, token_blocks, computing):
             bench.go_on()
+            os.environ["CXL_COHERENCE"] = "native"
             part(bench)
     except Late:
         say(f"{said.minutes} minutes are over: what comes after was left out")

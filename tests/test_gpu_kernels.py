@@ -53,8 +53,5 @@ def test_it_is_what_the_compiler_gives(kernels):
     assert kernels.PTX.read_text() == kernels.ptx_of(source), "scripts/gpu-kernels write"
     altered = source.replace(b"    __threadfence_system();\n", b"")
     assert altered != source and kernels.ptx_of(altered).splitlines()[2:] != kernels.PTX.read_text().splitlines()[2:]
-    for architecture in kernels.REAL:
-        cubin = kernels.compiled(kernels.NEW, source, architecture)
-        assert cubin.startswith(b"\x7fELF") and b"cxl_move_sum" in cubin
     with pytest.raises(kernels.Failed, match="error"):
-        kernels.compiled(kernels.NEW, source + b"}", "sm_90")
+        kernels.compiled(source + b"}")

@@ -7,7 +7,6 @@
 #include "support/fake_cuda.h"
 #include "support/pools.h"
 #include <cstring>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -17,25 +16,14 @@ using testing::Folder;
 
 namespace {
 
-/// Small, so that blocks cross borders between them.
-constexpr uint64_t granule_bytes = 1 << 20;
-
-/// The fake driver, and memory of its device.
+/// The fake driver.
 struct Gpu {
     std::string library;
-    FakeCuda* fake = nullptr;
-    int (*allocate)(uint64_t*, size_t) = nullptr;
-    int (*release)(uint64_t) = nullptr;
+    FakeCuda fake;
 
-    explicit Gpu(const char* path) : library(path) {
-        void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        CHECK(handle);
-        fake = reinterpret_cast<FakeCuda* (*)()>(dlsym(handle, fake_cuda_name))();
-        allocate = reinterpret_cast<int (*)(uint64_t*, size_t)>(dlsym(handle, "cuMemAlloc_v2"));
-        release = reinterpret_cast<int (*)(uint64_t)>(dlsym(handle, "cuMemFree_v2"));
-    }
-    void check_conduct() {
-        for (const std::string& wrong : fake->take_misuse()) {
+    explicit Gpu(const char* path) : library(path), fake(path) {}
+    void check_conduct() const {
+        if (std::string wrong = fake.misuse(); !wrong.empty()) {
             std::fprintf(stderr, "misuse: %s\n", wrong.c_str());
             std::_Exit(1);
         }
@@ -60,12 +48,12 @@ struct Scene {
         file = options.pool;
         options.timeout_ms = 2000;
         core = testing::new_core(options);
-        CHECK_OK(Gpus::open(gpu.library, core->pool, gpus, granule_bytes));
+        CHECK_OK(Gpus::open(gpu.library, core->pool, gpus));
         void* found = nullptr;
         CHECK(cxl_shm_alloc(core->pool->handle(), len, 0, &found) == CXL_SHM_OK);
         block = static_cast<std::byte*>(found);
         offset = static_cast<uint64_t>(block - core->pool->base());
-        CHECK(gpu.allocate(&memory, len) == 0);
+        memory = gpu.fake.allocate(len);
         vram->memory = VRAM_SEG;
         vram->kind = RegionKind::device;
         vram->base = memory;
@@ -73,7 +61,7 @@ struct Scene {
         CHECK_OK(gpus->register_memory(0, memory, len, vram->extra));
         device = dynamic_cast<DeviceRange&>(*vram->extra).device;
     }
-    ~Scene() { CHECK(gpu.release(memory) == 0); }
+    ~Scene() { gpu.fake.release(memory); }
 
     std::byte* in_device() const { return reinterpret_cast<std::byte*>(memory); }
 
@@ -130,11 +118,11 @@ void no_driver() {
 
 void driver_that_does_not_start(Gpu& gpu) {
     std::shared_ptr<Gpus> gpus;
-    gpu.fake->fail("cuInit", 0, 3);
+    gpu.fake.fail("cuInit", 0, 3);
     CHECK_STATUS(Gpus::open(gpu.library, nullptr, gpus), NIXL_ERR_NOT_SUPPORTED);
-    gpu.fake->devices = 0;
+    gpu.fake.devices = 0;
     CHECK(!is_offered(gpu.library));
-    gpu.fake->devices = 2;
+    gpu.fake.devices = 2;
     CHECK(is_offered(gpu.library));
 }
 
@@ -148,45 +136,27 @@ void registration(const Folder& folder, Gpu& gpu) {
     CHECK_STATUS(scene.gpus->register_memory(0, scene.memory, 0, extra), NIXL_ERR_INVALID_PARAM);
     CHECK_STATUS(scene.gpus->register_memory(0, scene.memory, SIZE_MAX, extra), NIXL_ERR_INVALID_PARAM);
     CHECK(!extra);
-    gpu.fake->fail("cuDevicePrimaryCtxRetain", 0, 2);
+    gpu.fake.fail("cuDevicePrimaryCtxRetain", 0, 2);
     CHECK_STATUS(scene.gpus->register_memory(1, scene.memory, 64, extra), NIXL_ERR_BACKEND);
     // The device is there, and the memory is another's.
     CHECK_STATUS(scene.gpus->register_memory(1, scene.memory, 64, extra), NIXL_ERR_INVALID_PARAM);
     CHECK(!extra);
 }
 
-/// The first memory of a GPU that is registered has the pool registered with the driver, or refused.
+/// The first memory of a GPU that is registered has the pool registered with the driver; if that is refused, it is registered nevertheless.
 void registered_at_start(const Folder& folder, Gpu& gpu) {
-    setenv("CXL_CUDA_REGISTER_AT_START", "1", 1);
+    unsetenv("CXL_CUDA_REGISTER_BYTES");
     {
         Scene scene(folder, gpu, "registered", "native", 1 << 20);
-        cxl_shm_info_t info{};
-        info.struct_size = sizeof info;
-        CHECK(cxl_shm_get_info(scene.core->pool->handle(), &info) == CXL_SHM_OK);
-        CHECK(gpu.fake->registered == static_cast<int>((info.len_bytes + granule_bytes - 1) / granule_bytes));
+        CHECK(gpu.fake.registered > 0);
     }
-    CHECK(gpu.fake->registered == 0);
-    setenv("CXL_CUDA_REGISTER_REQUIRED", "1", 1);
-    setenv("CXL_CUDA_REGISTER_BYTES", "3M", 1);
+    CHECK(gpu.fake.registered == 0);
+    gpu.fake.fail("cuMemHostRegister_v2", 0, 2);
     {
-        std::shared_ptr<Core> core = testing::new_core(testing::new_pool(folder, "required", "native"));
-        std::shared_ptr<Gpus> gpus;
-        CHECK_OK(Gpus::open(gpu.library, core->pool, gpus, granule_bytes));
-        uint64_t memory = 0;
-        CHECK(gpu.allocate(&memory, 64) == 0);
-        std::unique_ptr<RegistrationExtra> extra;
-        gpu.fake->fail("cuMemHostRegister_v2", 0, 2);
-        CHECK_STATUS(gpus->register_memory(0, memory, 64, extra), NIXL_ERR_BACKEND);
-        CHECK(gpu.fake->registered == 0 && !extra);
-        CHECK_OK(gpus->register_memory(0, memory, 64, extra));
-        CHECK(gpu.fake->registered == 3);
-        extra.reset();
-        CHECK(gpu.release(memory) == 0);
+        Scene scene(folder, gpu, "refused", "native", 1 << 20);
+        CHECK(gpu.fake.registered == 0);
     }
-    CHECK(gpu.fake->registered == 0);
-    for (const char* name : {"CXL_CUDA_REGISTER_REQUIRED", "CXL_CUDA_REGISTER_BYTES"})
-        unsetenv(name);
-    setenv("CXL_CUDA_REGISTER_AT_START", "0", 1);
+    setenv("CXL_CUDA_REGISTER_BYTES", "0", 1);
 }
 
 /// Both directions: the bytes arrive, not before the device is done, and past this host's caches.
@@ -194,7 +164,7 @@ void both_directions(const Scene& scene, size_t count, Way way) {
     const Gpu& gpu = scene.gpu;
     std::vector<DevicePiece> list = scene.pieces(count, scene.block);
     for (uint32_t round = 1; round <= 2; round++) {
-        gpu.fake->queries_until_done = 3;
+        gpu.fake.queries_until_done = 3;
         std::vector<std::byte> bytes = testing::unique_bytes(scene.len_bytes, round);
         scene.written_elsewhere(bytes);
         auto copy = scene.start(Direction::to_device, list, way);
@@ -209,27 +179,24 @@ void both_directions(const Scene& scene, size_t count, Way way) {
         CHECK(scene.finish(*copy) == NIXL_SUCCESS);
         CHECK(Scene::agree(list, scene.block, scene.seen().data()));
     }
-    gpu.fake->queries_until_done = 0;
+    gpu.fake.queries_until_done = 0;
 }
 
-void lists(const Folder& folder, Gpu& gpu, const char* name, const char* coherence, bool has_batch) {
+void lists(const Folder& folder, Gpu& gpu, const char* name, const char* coherence) {
     Scene scene(folder, gpu, name, coherence, 3 << 20);
-    gpu.fake->batch_calls = gpu.fake->single_calls = 0;
-    uint64_t granules = (scene.offset + scene.len_bytes - 1) / granule_bytes - scene.offset / granule_bytes + 1;
-    CHECK(granules >= 3);
+    CHECK(gpu.fake.registered == 0);
     both_directions(scene, 1, Way::any);
     both_directions(scene, 300, Way::any);
-    CHECK(gpu.fake->registered == static_cast<int>(granules) && gpu.fake->pinned == 0);
-    CHECK(has_batch ? gpu.fake->batch_calls == 8 && gpu.fake->single_calls == 0 : gpu.fake->single_calls > 4 * 300);
+    CHECK(gpu.fake.registered > 0 && gpu.fake.pinned == 0);
     both_directions(scene, 3, Way::buffers);
-    CHECK(gpu.fake->pinned > 0);
-    // The block as one piece on both sides, given in small ones, is one copy in each granule.
-    gpu.fake->batch_calls = gpu.fake->single_calls = 0;
+    CHECK(gpu.fake.pinned > 0);
+    // The block as one piece on both sides, given in small ones, is one copy.
+    int copies = gpu.fake.copies;
     std::vector<DevicePiece> neighbours;
     for (size_t at = 0; at < scene.len_bytes; at += 4096)
         neighbours.push_back({scene.memory + at, scene.block + at, 4096});
     CHECK(scene.finish(*scene.start(Direction::to_device, neighbours)) == NIXL_SUCCESS);
-    CHECK(has_batch ? gpu.fake->batch_calls == 1 : gpu.fake->single_calls == static_cast<int>(granules));
+    CHECK(gpu.fake.copies == copies + 1);
     // Memory of the process, which was not registered.
     std::vector<std::byte> heap = testing::unique_bytes(scene.len_bytes, 5);
     std::vector<DevicePiece> list = scene.pieces(5, heap.data());
@@ -244,16 +211,16 @@ void lists(const Folder& folder, Gpu& gpu, const char* name, const char* coheren
 
 void memory_that_cannot_be_pinned(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "unpinned", "emulated:seed=3", 3 << 20);
-    gpu.fake->fail("cuMemHostRegister_v2", 0, 2);
+    gpu.fake.fail("cuMemHostRegister_v2", 0, 2);
     both_directions(scene, 2, Way::any);
     both_directions(scene, 200, Way::any);
-    CHECK(gpu.fake->pinned > 0);
+    CHECK(gpu.fake.pinned > 0);
 }
 
 /// A call that fails fails the copy, and what was under way has ended by then.
 void errors(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "errors", "native", 4 << 20);
-    gpu.fake->queries_until_done = 2;
+    gpu.fake.queries_until_done = 2;
     struct Case {
         const char* call;
         int after;
@@ -261,27 +228,24 @@ void errors(const Folder& folder, Gpu& gpu) {
         Way way;
     };
     for (const Case& bad :
-         {Case{"cuMemcpyBatchAsync", 0, 1, Way::any}, Case{"cuMemcpyBatchAsync", 0, 50, Way::any},
-          Case{"cuMemcpyAsync", 2, 1, Way::buffers}, Case{"cuEventRecord", 0, 20, Way::any}, Case{"cuEventRecord", 1, 9, Way::buffers},
-          Case{"cuEventQuery", 1, 20, Way::any}, Case{"cuEventQuery", 3, 9, Way::buffers}}) {
+         {Case{"cuMemcpyAsync", 0, 1, Way::any}, Case{"cuMemcpyAsync", 40, 50, Way::any}, Case{"cuMemcpyAsync", 0, 1, Way::buffers},
+          Case{"cuEventRecord", 0, 20, Way::any}, Case{"cuEventRecord", 0, 9, Way::buffers}, Case{"cuEventQuery", 1, 20, Way::any},
+          Case{"cuEventQuery", 1, 9, Way::buffers}}) {
         for (Direction direction : {Direction::to_device, Direction::to_host}) {
-            gpu.fake->fail(bad.call, bad.after, 719);
+            gpu.fake.fail(bad.call, bad.after, 719);
             auto hold = std::make_shared<int>(0);
             auto copy = scene.start(direction, scene.pieces(bad.count, scene.block), bad.way, hold);
             CHECK(scene.finish(*copy) == NIXL_ERR_BACKEND);
             CHECK(copy->result().reason().find("CUDA_ERROR_LAUNCH_FAILED") != std::string::npos);
             CHECK(hold.use_count() == 1 && copy->cancel(0));
-            {
-                std::lock_guard lock(gpu.fake->mutex);
-                CHECK(gpu.fake->failures.empty());
-            }
+            CHECK(gpu.fake.failures == 0);
             // An error of a query may have left copies in the stream: the next one comes behind them.
             CHECK(scene.finish(*scene.start(direction, scene.pieces(7, scene.block))) == NIXL_SUCCESS);
         }
     }
     for (const char* call : {"cuCtxPushCurrent_v2", "cuEventCreate", "cuMemHostAlloc"}) {
         Scene fresh(folder, gpu, (std::string("fresh-") + call).c_str(), "native", 1 << 20);
-        gpu.fake->fail(call, 0, 2);
+        gpu.fake.fail(call, 0, 2);
         auto hold = std::make_shared<int>(0);
         std::unique_ptr<Copy> copy;
         CHECK_STATUS(Copy::start(fresh.device, Direction::to_host, fresh.pieces(2, fresh.block), Way::buffers, hold, copy),
@@ -289,13 +253,11 @@ void errors(const Folder& folder, Gpu& gpu) {
         CHECK(!copy && hold.use_count() == 1);
         CHECK(fresh.finish(*fresh.start(Direction::to_host, fresh.pieces(2, fresh.block), Way::buffers)) == NIXL_SUCCESS);
     }
-    gpu.fake->fail("cuMemcpyBatchAsync", 0, 801);
-    both_directions(scene, 10, Way::any);
-    gpu.fake->copy_error = 719;
+    gpu.fake.copy_error = 719;
     auto copy = scene.start(Direction::to_host, scene.pieces(10, scene.block));
     CHECK(scene.finish(*copy) == NIXL_ERR_BACKEND);
-    gpu.fake->copy_error = 0;
-    gpu.fake->queries_until_done = 0;
+    gpu.fake.copy_error = 0;
+    gpu.fake.queries_until_done = 0;
 }
 
 /// Fault 14: a device that is slow keeps its memory, cancelled or not.
@@ -305,12 +267,12 @@ void nothing_is_reused_before_the_end(const Folder& folder, Gpu& gpu) {
     std::vector<std::byte> bytes = testing::unique_bytes(scene.len_bytes, 77);
     for (Way way : {Way::any, Way::buffers}) {
         std::memcpy(scene.in_device(), bytes.data(), scene.len_bytes);
-        gpu.fake->is_stuck = true;
+        gpu.fake.is_stuck = true;
         auto hold = std::make_shared<int>(0);
         auto copy = scene.start(Direction::to_host, list, way, hold);
         CHECK(copy->poll() == NIXL_IN_PROG && !copy->cancel(30));
         CHECK(copy->poll() == NIXL_IN_PROG && hold.use_count() == 2);
-        gpu.fake->is_stuck = false;
+        gpu.fake.is_stuck = false;
         CHECK(copy->cancel(10'000) && hold.use_count() == 1);
         // The device had it all in one go, so it was done after all; through buffers nothing is written once it is cancelled.
         CHECK(copy->poll() == (way == Way::any ? NIXL_SUCCESS : NIXL_ERR_CANCELED));
@@ -318,16 +280,16 @@ void nothing_is_reused_before_the_end(const Folder& folder, Gpu& gpu) {
         scene.written_elsewhere(testing::unique_bytes(scene.len_bytes, 1));
     }
     // Dropping a copy waits for the device.
-    gpu.fake->is_stuck = true;
+    gpu.fake.is_stuck = true;
     auto hold = std::make_shared<int>(0);
     auto copy = scene.start(Direction::to_device, list, Way::any, hold);
     std::thread later([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         CHECK(hold.use_count() == 2);
-        gpu.fake->is_stuck = false;
+        gpu.fake.is_stuck = false;
     });
     copy.reset();
-    CHECK(hold.use_count() == 1 && !gpu.fake->is_stuck);
+    CHECK(hold.use_count() == 1);
     later.join();
 }
 
@@ -335,7 +297,7 @@ void nothing_is_reused_before_the_end(const Folder& folder, Gpu& gpu) {
 void the_end_of_the_thread(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "end", "native", 1 << 20);
     auto list = scene.pieces(4, scene.block);
-    gpu.fake->is_stuck = true;
+    gpu.fake.is_stuck = true;
     std::shared_ptr<Copy> copy = scene.start(Direction::to_host, list);
     auto token = std::make_shared<int>(0);
     std::atomic<bool> has_ended{false};
@@ -344,7 +306,7 @@ void the_end_of_the_thread(const Folder& folder, Gpu& gpu) {
     CHECK(token.use_count() == 1 && copy.use_count() == 1);
     CHECK(!scene.gpus->watch(copy, [token] {}));
     CHECK(token.use_count() == 1);
-    gpu.fake->is_stuck = false;
+    gpu.fake.is_stuck = false;
     CHECK(scene.finish(*copy) == NIXL_SUCCESS && !has_ended);
     scene.gpus->shut_down();
     gpu.check_conduct();
@@ -374,7 +336,7 @@ void parts(const Folder& folder, Gpu& gpu) {
         const Pairs& of;
     } cases[] = {{NIXL_WRITE, true, pairs}, {NIXL_READ, false, pairs}, {NIXL_READ, true, turned}, {NIXL_WRITE, false, turned}};
     uint32_t salt = 100;
-    gpu.fake->queries_until_done = 2;
+    gpu.fake.queries_until_done = 2;
     for (auto& one : cases) {
         std::unique_ptr<Part> part;
         CHECK_OK(make_device_part(scene.core, scene.gpus, one.operation, one.of, part));
@@ -395,13 +357,13 @@ void parts(const Folder& folder, Gpu& gpu) {
     }
     std::unique_ptr<Part> part, none;
     CHECK_OK(make_device_part(scene.core, scene.gpus, NIXL_WRITE, pairs, part));
-    gpu.fake->is_stuck = true;
+    gpu.fake.is_stuck = true;
     auto ended = std::make_shared<testing::Ended>();
     CHECK(part->post(ended) == NIXL_IN_PROG && pool->is_used() && scene.vram->is_used() && ended->times == 0);
     std::thread later([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         CHECK(pool->is_used() && ended->times == 0);
-        gpu.fake->is_stuck = false;
+        gpu.fake.is_stuck = false;
     });
     part->cancel();
     later.join();
@@ -413,7 +375,7 @@ void parts(const Folder& folder, Gpu& gpu) {
     std::unique_ptr<Part> given_up;
     CHECK_OK(
         make_device_part(scene.core, scene.gpus, NIXL_WRITE, {{scene.vram.get(), &of_peer, scene.memory, peers->base, 1000}}, given_up));
-    gpu.fake->is_stuck = true;
+    gpu.fake.is_stuck = true;
     ended = std::make_shared<testing::Ended>();
     CHECK(given_up->post(ended) == NIXL_IN_PROG);
     given_up.reset();
@@ -421,7 +383,7 @@ void parts(const Folder& folder, Gpu& gpu) {
     peers.reset();
     CHECK(ended->times == 1 && ended->status == NIXL_ERR_CANCELED);
     CHECK(kept.use_count() > 0 && scene.vram->is_used());
-    gpu.fake->is_stuck = false;
+    gpu.fake.is_stuck = false;
     testing::await("the device", [&] { return kept.expired(); });
     CHECK(!scene.vram->is_used());
 
@@ -433,7 +395,7 @@ void parts(const Folder& folder, Gpu& gpu) {
     RemoteRegion heap_of_a_peer;
     CHECK_STATUS(make_device_part(scene.core, scene.gpus, NIXL_READ, {{scene.vram.get(), &heap_of_a_peer, scene.memory, 0, 1}}, none),
                  NIXL_ERR_NOT_SUPPORTED);
-    gpu.fake->queries_until_done = 0;
+    gpu.fake.queries_until_done = 0;
 }
 
 void staged_side(const Folder& folder, Gpu& gpu) {
@@ -442,7 +404,7 @@ void staged_side(const Folder& folder, Gpu& gpu) {
     std::vector<Piece> list = {{scene.memory + 100, 1'500'001}, {scene.memory + 2'000'000, 77}, {scene.memory, 13}};
     std::vector<std::byte> bytes = testing::unique_bytes(scene.len_bytes, 31);
     std::memcpy(scene.in_device(), bytes.data(), scene.len_bytes);
-    int pins = gpu.fake->pins;
+    int pins = gpu.fake.pins;
     CHECK_OK(memory->to_pool(list, scene.offset));
     std::vector<std::byte> seen = scene.seen();
     CHECK(std::memcmp(&seen[0], &bytes[100], 1'500'001) == 0 && std::memcmp(&seen[1'500'001], &bytes[2'000'000], 77) == 0 &&
@@ -452,7 +414,7 @@ void staged_side(const Folder& folder, Gpu& gpu) {
     CHECK_OK(memory->from_pool(list, scene.offset));
     CHECK(std::memcmp(scene.in_device() + 100, &bytes[0], 1'500'001) == 0 && std::memcmp(scene.in_device(), &bytes[1'500'078], 13) == 0);
     // The device was in the pool itself.
-    CHECK(gpu.fake->pins == pins && gpu.fake->registered > 0);
+    CHECK(gpu.fake.pins == pins && gpu.fake.registered > 0);
     for (Piece wrong :
          {Piece{scene.memory - 1, 1}, Piece{scene.memory + scene.len_bytes, 1}, Piece{scene.memory, UINT64_MAX}, Piece{UINT64_MAX, 2}}) {
         CHECK(!memory->contains(wrong));
@@ -472,7 +434,7 @@ void staging_under_a_device(const Folder& folder, Gpu& gpu) {
     StagingBlock first, second, third;
     CHECK_OK(staging.acquire(first));
     uint64_t offset = first.offset();
-    gpu.fake->is_stuck = true;
+    gpu.fake.is_stuck = true;
     CHECK_STATUS(memory->to_pool(list, offset), NIXL_ERR_BACKEND);
     CHECK(memory->may_still_write() && scene.vram->is_used());
     first.release_after({nullptr, memory});
@@ -480,21 +442,21 @@ void staging_under_a_device(const Folder& folder, Gpu& gpu) {
     CHECK(second.offset() != offset && staging.acquire(third).code() == NIXL_IN_PROG && staging.used() == 2);
     // An owner that wants the memory of the GPU back has to wait for the device, too.
     CHECK(!scene.vram->close_and_wait(0));
-    gpu.fake->is_stuck = false;
+    gpu.fake.is_stuck = false;
     testing::await("the end of the device", [&] { return staging.acquire(third).ok(); });
     CHECK(third.offset() == offset && !memory->may_still_write());
     testing::await("the registration", [&] { return !scene.vram->is_used(); });
     // One of a copy that failed and has ended is free at once.
-    gpu.fake->copy_error = 719;
+    gpu.fake.copy_error = 719;
     CHECK_STATUS(memory->to_pool(list, third.offset()), NIXL_ERR_BACKEND);
-    gpu.fake->copy_error = 0;
+    gpu.fake.copy_error = 0;
     third.release_after({memory});
     CHECK(staging.used() == 1);
 }
 
 void many_threads(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "threads", "native", 4 << 20);
-    gpu.fake->queries_until_done = 1;
+    gpu.fake.queries_until_done = 1;
     std::vector<std::thread> threads;
     for (size_t index = 0; index < 4; index++) {
         threads.emplace_back([&, index] {
@@ -517,27 +479,22 @@ void many_threads(const Folder& folder, Gpu& gpu) {
     }
     for (std::thread& thread : threads)
         thread.join();
-    gpu.fake->queries_until_done = 0;
+    gpu.fake.queries_until_done = 0;
 }
 
 } // namespace
 
 int main() {
     // Only where a test says so.
-    setenv("CXL_CUDA_REGISTER_AT_START", "0", 1);
+    setenv("CXL_CUDA_REGISTER_BYTES", "0", 1);
     Folder folder;
     no_driver();
-    {
-        Gpu old(FAKE_CUDA_OLD);
-        lists(folder, old, "old", "native", false);
-        old.check_conduct();
-    }
     Gpu gpu(FAKE_CUDA);
     driver_that_does_not_start(gpu);
     registration(folder, gpu);
     registered_at_start(folder, gpu);
-    lists(folder, gpu, "lists", "native", true);
-    lists(folder, gpu, "lists-emulated", "emulated:seed=1", true);
+    lists(folder, gpu, "lists", "native");
+    lists(folder, gpu, "lists-emulated", "emulated:seed=1");
     memory_that_cannot_be_pinned(folder, gpu);
     errors(folder, gpu);
     nothing_is_reused_before_the_end(folder, gpu);
@@ -548,6 +505,6 @@ int main() {
     many_threads(folder, gpu);
     gpu.check_conduct();
     // Everything was given back.
-    CHECK(gpu.fake->registered == 0 && gpu.fake->pinned == 0);
+    CHECK(gpu.fake.registered == 0 && gpu.fake.pinned == 0);
     return 0;
 }

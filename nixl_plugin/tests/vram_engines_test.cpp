@@ -7,7 +7,6 @@
 #include "support/child.h"
 #include "support/fake_cuda.h"
 #include <cstring>
-#include <dlfcn.h>
 #include <fstream>
 #include <iterator>
 #include <tuple>
@@ -41,17 +40,14 @@ struct Side {
     };
     std::map<std::string, Memory> memories;
     std::vector<std::byte> heap = std::vector<std::byte>(len_bytes);
-    void* driver = nullptr;
-    FakeCuda* fake = nullptr;
+    FakeCuda fake{FAKE_CUDA};
     int pins = 0; // buffers that were made before
     uint64_t vram = 0;
     uint32_t last_salt = 100;
 
     Side(const std::string& name, const std::string& pool) : agent(name) {
-        driver = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-        CHECK(driver && reinterpret_cast<int (*)(uint64_t*, size_t)>(dlsym(driver, "cuMemAlloc_v2"))(&vram, len_bytes) == 0);
-        fake = reinterpret_cast<FakeCuda* (*)()>(dlsym(driver, fake_cuda_name))();
-        pins = fake->pins;
+        vram = fake.allocate(len_bytes);
+        pins = fake.pins;
         parameters = {{"pool", pool}, {"cuda_library", FAKE_CUDA}, {"inline_bytes", "64K"}};
         nixlBackendInitParams params;
         params.localAgent = agent;
@@ -75,11 +71,11 @@ struct Side {
     ~Side() {
         for (auto& [name, memory] : memories)
             CHECK(engine->deregisterMem(memory.md) == NIXL_SUCCESS);
-        CHECK(reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"))(vram) == 0);
+        fake.release(vram);
     }
 
     /// Whether the device has copied to and from the pool alone, and no byte went through a buffer of the host.
-    bool has_no_bounce() const { return fake->pins == pins && fake->registered > 0 && fake->batch_calls + fake->single_calls > 0; }
+    bool has_no_bounce() const { return fake.pins == pins && fake.registered > 0 && fake.copies > 0; }
 
     /// Fills memory and registers it, in this order: the sanitizer does not see what other processes order.
     void add(const std::string& name, nixl_mem_t kind, std::byte* address) {

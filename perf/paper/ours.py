@@ -58,7 +58,7 @@ def first_tokens():
     mean, tail = (rows["none"]["ttft"][key] / rows["pool"]["ttft"][key] for key in ("mean_s", "p99_s"))
     at_most = simulated.workload("A", 2.0)
     loaded = at_most["none"]["ttft"]["mean_s"] / at_most["pool"]["ttft"]["mean_s"]
-    text = f"no cache by pool, A: mean {mean:.2f}, P99 {tail:.2f} at 1 a second; mean {loaded:.2f} at 2, where both fall behind"
+    text = f"no cache by pool, A: mean {mean:.2f}, P99 {tail:.2f} at 1 a second; mean {loaded:.2f} at 2, where both queues grow"
     return text, {"tract_ttft_mean_a": mean, "tract_ttft_p99_a": tail}
 
 

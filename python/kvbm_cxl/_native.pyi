@@ -425,7 +425,7 @@ class Cache:
 
         The GPU copies its blocks on a stream of ours, after the work that stream `after` has, or that event `after` marks, and the call
         returns when the copies have ended; None = the caller has seen the end of the work that wrote them. Raises
-        NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after CXL_CUDA_TIMEOUT_MS (10 s).
+        NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after 10 s.
         """
 
     def reserve_blocks(
@@ -465,7 +465,7 @@ class Cache:
         before (a stream as torch's, or its number: CUstream); the blocks are committed when they have ended, by a thread of the cache.
 
         Until then the memory is not written, but by work of streams that Queued.hold has ordered. The bytes under way have a bound
-        (CXL_CUDA_QUEUED_BYTES); a call above it waits for earlier ones at most wait_ms (None = as long as calls of the pool may take), then
+        (256 MiB); a call above it waits for earlier ones at most wait_ms (None = as long as calls of the pool may take), then
         raises FullError; InvalidError where it never fits. Where a CPU has a part in the copies (the pool is not registered, or checksums
         are on and no kernel takes them) the call waits for them. Raises as publish_blocks for what keeps it from beginning.
         """
@@ -488,7 +488,7 @@ class Cache:
         """
 
     def open_gpu(self, device: int) -> GpuReach:
-        """Opens a GPU, by its number in CUDA, before the first block of it, and registers the pool for it if register_at_start: that may
+        """Opens a GPU, by its number in CUDA, before the first block of it, and registers the pool for it: that may
         take minutes, and copies may be made meanwhile. Raises NotFoundError (no driver, too old, or no such GPU), DeviceError."""
 
     def is_settled(self, timeout_ms: int = 0) -> bool:
@@ -638,9 +638,7 @@ class Pool:
         remembered_keys: int | None = None,
         copy: str | None = None,
         dma: Literal["cached", "uncached"] | None = None,
-        register_at_start: bool | None = None,
         register_bytes: int | None = None,
-        register_required: bool | None = None,
     ) -> Cache:
         """Opens the cache of this process; one at a time for each Pool.
 
@@ -651,9 +649,9 @@ class Pool:
         "engine=cpu,workers=3".
 
         Of GPUs, where None is what the environment says (CXL_CUDA_...): dma: "uncached" leaves out the flushes around a GPU's copies,
-        which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_at_start: open_gpu registers the
-        pool with the driver, of which register_bytes from its beginning (0: all). register_required: open_gpu raises DeviceError where
-        that is refused; otherwise blocks go through pinned buffers.
+        which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_bytes: how much of the pool, from
+        its beginning, open_gpu registers with the driver (all); copies register the rest when they first need it. What the driver refuses
+        goes through pinned buffers.
 
         Raises InvalidError (no cells in the pool, or numbers that cannot be), ExistsError, FencedError.
         """

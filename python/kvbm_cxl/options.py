@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 CACHE_OPTIONS = frozenset(
     ("policy", "low_water_percent", "high_water_percent", "quotas", "lock_timeout_ms", "copy")
-    + ("dma", "register_at_start", "register_bytes", "register_required")
+    + ("dma", "register_bytes")
 )
 """What `cache` may hold: those keywords of `Pool.cache` that an operator decides."""
 _TYPE_WORDS = {bool: "true or false", int: "an integer", str: "a text", Mapping: "an object of names and values"}
@@ -41,7 +41,7 @@ class PoolOptions:
     """Store a checksum with each block and compare it on every load."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Options of the pool's cache: `policy`, `low_water_percent`, `high_water_percent`, `quotas`, `lock_timeout_ms`, `copy`; for GPUs `dma`
-    (`cached`, `uncached`), `register_at_start`, `register_bytes`, `register_required`."""
+    (`cached`, `uncached`), `register_bytes`."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self:

@@ -163,8 +163,7 @@ impl Pool {
     }
 
     #[pyo3(signature = (*, policy="lru", checksums=true, low_water_percent=None, high_water_percent=None, quotas=None,
-        lock_timeout_ms=None, service_ms=None, upkeep_ms=None, remembered_keys=None, copy=None, dma=None, register_at_start=None,
-        register_bytes=None, register_required=None))]
+        lock_timeout_ms=None, service_ms=None, upkeep_ms=None, remembered_keys=None, copy=None, dma=None, register_bytes=None))]
     #[expect(clippy::too_many_arguments, reason = "all by name: they are the fields of the library's structure")]
     fn cache(
         &self,
@@ -180,17 +179,13 @@ impl Pool {
         remembered_keys: Option<usize>,
         copy: Option<&str>,
         dma: Option<&str>,
-        register_at_start: Option<bool>,
         register_bytes: Option<u64>,
-        register_required: Option<bool>,
     ) -> PyResult<Cache> {
         let defaults = CacheConfig::default();
         let policy: PolicyKind = policy.parse().map_err(Failure::Pool)?;
         let mut cuda = CudaConfig::from_env().map_err(Failure::Pool)?;
         cuda.dma = dma.map(str::parse).transpose().map_err(Failure::Pool)?.unwrap_or(cuda.dma);
-        cuda.register_at_start = register_at_start.unwrap_or(cuda.register_at_start);
         cuda.register_bytes = register_bytes.unwrap_or(cuda.register_bytes);
-        cuda.is_register_required = register_required.unwrap_or(cuda.is_register_required);
         let (of_each, of_some) = match quotas {
             Some(Quotas::OfEach(bytes)) => (Some(bytes), HashMap::new()),
             Some(Quotas::OfSome(some)) => (None, some.into_iter().map(|(namespace, bytes)| (namespace.0, bytes)).collect()),

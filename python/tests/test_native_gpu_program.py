@@ -41,11 +41,11 @@ def driver(tmp_path_factory):
 def test_it_runs_to_its_end(driver, tmp_path):
     done = run(driver, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "every byte is right by piece, batch, kernel, bounce, summed" in done.stdout and "another process has every byte" in done.stdout
+    assert "every byte is right, plain, summed" in done.stdout and "another process has every byte" in done.stdout
     ratios = json.loads(done.stdout.splitlines()[-1].removeprefix("RATIOS "))
-    assert len(ratios) > 50 and all(value > 0 for value in ratios.values())
+    assert len(ratios) > 15 and all(value > 0 for value in ratios.values())
     assert {"step_publish_waited_over_queued", "step_pull_waited_over_queued", "queue_call_share"} <= set(ratios)
-    assert {"pull_128x20k_piece_over_kernel", "publish_16384x160_bounce_over_summed", "pool_over_pinned_to_gpu"} <= set(ratios)
+    assert {"pull_128x20k_summed_over_plain", "pool_over_pinned_to_gpu"} <= set(ratios)
     assert not (tmp_path / "pool").exists()
 
 
@@ -74,7 +74,6 @@ if what == "pulled":
     read = gpu.gpu_driver.Gpu.read
     gpu.gpu_driver.Gpu.read = lambda gpu, address, len_bytes: read(gpu, address, len_bytes)[:-1] + b"?"
 bench = gpu.Bench(types.SimpleNamespace(minutes=9, pool=sys.argv[2], pool_mib=32, rounds=1, divide=16))
-bench.has_kernels = False
 gpu.streams(bench)
 print(sorted(gpu.RATIOS))
 """

@@ -102,10 +102,11 @@ def test_a_page_that_is_wrong_fails(tmp_path):
         folder.mkdir()
         done = walk("page", [Block("page", 1, text, "machine")], Given(), folder)
         assert done.returncode == expected if expected is not None else done.returncode, (text, done.stderr)
-    folder = tmp_path / "ended"
-    folder.mkdir()
-    done = walk("page", [Block("page", 1, "sh -c 'exit 3'", "machine")], Given(lasting={"sh": None}), folder)
-    assert done.returncode == 1
+    for port in (None, 9):
+        folder = tmp_path / f"ended-{port}"
+        folder.mkdir()
+        done = walk("page", [Block("page", 1, "sh -c 'exit 3'", "machine")], Given(lasting={"sh": port}), folder)
+        assert done.returncode == 1
 
 
 PAGE = """

@@ -43,8 +43,10 @@ def commands(text):
 def _lasting(command, given):
     """How a command that runs until Ctrl-C runs here: until the page ends, and it has to serve before the next command begins."""
     port = next(port for beginning, port in given.lasting.items() if command.startswith(beginning))
-    ready = f"until curl -sf -o /dev/null http://127.0.0.1:{port}/health; do kill -0 $! && sleep 0.5; done" if port else "sleep 2; kill -0 $!"
-    return f": $((++lasting)); {command.partition('  #')[0]} >lasting.$lasting 2>&1 & pids+=($!); {ready} || {{ tail -n 40 lasting.$lasting >&2; exit 1; }}"
+    ended = "{ tail -n 40 lasting.$lasting >&2; exit 1; }"
+    alive = f"sleep 0.5; kill -0 $! || {ended}"
+    ready = f"until curl -sf -o /dev/null http://127.0.0.1:{port}/health; do {alive}; done" if port else f"sleep 2; {alive}"
+    return f": $((++lasting)); {command.partition('  #')[0]} >lasting.$lasting 2>&1 & pids+=($!); {ready}"
 
 
 def script(page, found, given):

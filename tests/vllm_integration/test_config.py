@@ -29,9 +29,7 @@ CACHE_VALUES = {
     "lock_timeout_ms": ("2500", '"2500"'),
     "copy": ('"engine=cpu,workers=2"', '"engine=magic"'),
     "dma": ('"cached"', '"fast"'),
-    "register_at_start": ("false", '"no"'),
     "register_bytes": ("1048576", "-1"),
-    "register_required": ("true", "1.5"),
 }
 
 

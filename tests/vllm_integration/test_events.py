@@ -386,7 +386,7 @@ def test_blocks_are_announced_again_after_vllm_cleared_its_own(hosts, begun, mon
     one.publish(blocks)
     one.announcer.round(blocks)
     announced, manager = begun(one), Clearing()
-    engine_watch.watch_cleared(manager, announced.cleared)
+    engine_watch.watch_cleared(manager, announced.note_cleared)
     taken(announced, 10)
     manager.events = [*other]
     assert manager.take_events() == other and manager.take_events() is None

@@ -365,17 +365,18 @@ def test_files_that_can_no_longer_be_looked_at_are_of_no_model(tmp_path, monkeyp
 
 def test_a_wait_for_a_digest_is_logged(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(model_files, "_NOTICE_S", 0.01)
-    read = FileDigests.of_files
+    read, notice, seen = FileDigests.of_files, "waiting for the digest of the weights", []
 
     def late(self, paths):
         deadline = time.monotonic() + 60
-        while "waiting for the digest of the weights" not in caplog.text and time.monotonic() < deadline:
+        while notice not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
+        seen.append(notice in caplog.text)
         return read(self, paths)
 
     monkeypatch.setattr(FileDigests, "of_files", late)
     folder = _model(tmp_path / "model", 1)
-    assert "unknown" not in model_files.weights_digest(folder)
+    assert "unknown" not in model_files.weights_digest(folder) and seen == [True]
     assert f"{folder}: {sum(path.stat().st_size for path in folder.iterdir())} bytes" in caplog.text
 
 

@@ -3,8 +3,10 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import fake_gpu
+import kvbm_cxl
 import pytest
 import torch
 from kvbm_cxl.vllm_integration import loader, saver
@@ -165,16 +167,22 @@ def test_a_copy_that_fails_is_an_outcome_and_the_next_goes_on(make):
 @pytest.mark.parametrize("ends", (True, False))
 def test_a_load_that_is_late_gives_no_block_away(make, monkeypatch, waits, ends):
     """The GPU may still write to its blocks."""
-    monkeypatch.setenv("CXL_CUDA_TIMEOUT_MS", "100")
     waits(copy_ms=180_000 if ends else 300)
-    here = make(checksums=False)
+    here, settled = make(checksums=False), threading.Event()
     here.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
-    here.gpu.set("is_stuck", 1)
+
+    def late(*_):
+        raise kvbm_cxl.TimeoutError_("a copy of GPU 0 timed out")
+
+    # What a copy that takes longer than the ten seconds of the engine looks like.
+    monkeypatch.setattr(type(here.side.attachment.own[0].mover), "pull", late)
+    cache = SimpleNamespace(is_settled=lambda timeout_ms: settled.wait(timeout_ms / 1000))
+    monkeypatch.setattr(here.access, "call", lambda work: work(cache))
     here.run(loads=[Blocks("b", KEYS[:2], [4, 5])])
     if ends:
         time.sleep(0.5)
         assert here.run()[1] == set(), "its end is not told before that of the copy"
-        here.gpu.set("is_stuck", 0)
+        settled.set()
         failed, _ = here.settle("b")
         assert failed == {4, 5}
     else:

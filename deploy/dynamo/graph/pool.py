@@ -111,7 +111,7 @@ def make_in_lab(options: Options, model: "Model", lab) -> Pool:
 
 
 def make(options: Options, model: "Model", note_path) -> Pool:
-    """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
+    """The pool for these options. `note_path` gets a file before it exists, so that it is removed whatever happens. Raises GraphError."""
     if options.pool:
         if options.format_given_pool:
             format_pool(options.pool, model.block_bytes, force=True, announced=_is_announced(options))

@@ -40,22 +40,15 @@ extern "C" {
 #define CXL_SHM_GPU_DMA_CACHED 1u
 #define CXL_SHM_GPU_DMA_UNCACHED 2u
 
-#define CXL_SHM_GPU_REGISTER_DEFAULT 0u  /* as CXL_CUDA_REGISTER_AT_START and CXL_CUDA_REGISTER_REQUIRED say, else at the start */
-#define CXL_SHM_GPU_REGISTER_START 1u    /* while the GPU is opened; what is refused goes through pinned buffers */
-#define CXL_SHM_GPU_REGISTER_USE 2u      /* when a copy first needs it */
-#define CXL_SHM_GPU_REGISTER_REQUIRED 3u /* while the GPU is opened, which fails with CXL_SHM_E_GPU where anything is refused */
-
 typedef uint64_t cxl_gpu_t;      /* a GPU that this process has open: never used again */
 typedef uint64_t cxl_gpu_copy_t; /* copies that were started on a GPU: never used again */
 
 typedef struct cxl_shm_gpu_options {
-    size_t struct_size;         /* sizeof(cxl_shm_gpu_options_t) */
-    const char* library;        /* the CUDA driver, "none" = there is none; NULL = CXL_CUDA_LIBRARY of the environment, else libcuda.so.1 */
-    uint64_t granule_bytes;     /* of the pool that are registered at a time, a power of two; 0 = 256 MiB */
-    uint64_t buffer_bytes;      /* of a pinned buffer, a multiple of 64; copies under way have up to two; 0 = 4 MiB */
-    uint64_t register_bytes;    /* of the pool, from its beginning, registered at the start; 0 = CXL_CUDA_REGISTER_BYTES, else all */
-    uint32_t dma;               /* CXL_SHM_GPU_DMA_...: what this host's platform does with lines that a GPU reads and writes */
-    uint32_t register_at_start; /* CXL_SHM_GPU_REGISTER_...: whether the pool is registered while the GPU is opened */
+    size_t struct_size;      /* sizeof(cxl_shm_gpu_options_t) */
+    const char* library;     /* the CUDA driver, "none" = there is none; NULL = CXL_CUDA_LIBRARY of the environment, else libcuda.so.1 */
+    uint64_t register_bytes; /* of the pool, from its beginning, registered when the GPU is opened; 0 = CXL_CUDA_REGISTER_BYTES, else all */
+    uint32_t dma;            /* CXL_SHM_GPU_DMA_...: what this host's platform does with lines that a GPU reads and writes */
+    uint32_t reserved;       /* 0 */
 } cxl_shm_gpu_options_t;
 
 typedef struct cxl_shm_gpu_info {
@@ -125,10 +118,9 @@ int cxl_shm_gpu_release(cxl_gpu_copy_t copy);
  *             the work with cxl_shm_gpu_queued_hold(). After an outcome of CXL_SHM_E_TIMEOUT the GPU may use it until the cache is closed.
  * Misses      Whether a pulled block is right is known behind its copy. Until its outcome is CXL_SHM_OK, work of the stream may have read
  *             anything there, and nothing of its results counts.
- * Bound       The copies that are under way have at most CXL_CUDA_QUEUED_BYTES (256 MiB) together. A call above that waits for earlier ones
- *             at most `wait_ms` (CXL_SHM_TIMEOUT_DEFAULT = the pool's), then fails with CXL_SHM_E_FULL; CXL_SHM_E_INVALID where it never
- *             fits. Where a CPU has a part in the copies (the pool is not registered, or checksums are on and no kernel takes them) the
- * call waits for all of them. */
+ * Bound       The copies that are under way have at most 256 MiB together. A call above that waits for earlier ones at most `wait_ms`
+ *             (CXL_SHM_TIMEOUT_DEFAULT = the pool's), then fails with CXL_SHM_E_FULL; CXL_SHM_E_INVALID where it never fits. Where a
+ *             CPU has a part in the copies (the pool is not registered, or checksums are on and no kernel takes them) the call waits. */
 
 #define CXL_SHM_GPU_QUEUED_NONE 0u /* never blocks that were queued */
 

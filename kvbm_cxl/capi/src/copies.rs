@@ -12,9 +12,10 @@ use std::ptr::NonNull;
 
 /// Bytes that are on their way between two places of the pool.
 const BOUNCE_BYTES: usize = 256 << 10;
-/// Copies out of a pool from this length on are the engine's: it flushes ahead of the copy, and takes what is larger still past the caches.
+/// Copies out of a pool from this length on are the engine's: it flushes ahead of the copy, and copies larger ones past the caches.
 const LARGE_BYTES: usize = 32 << 10;
 
+/// Copies the current bytes from `offset` of `memory`.
 pub fn copy_out<'e>(
     memory: &dyn Coherence,
     engine: impl FnOnce() -> Outcome<&'e dyn CopyEngine>,
@@ -115,7 +116,7 @@ fn within(pool: &OpenPool, engine: &dyn CopyEngine, moves: &[(u64, u64, usize)])
     let mut left = moves.iter().copied();
     let mut rest = left.next();
     while rest.is_some() {
-        // As many as there is room for: (to, from, length), one behind the other.
+        // As many as there is room for: (to, from, length), contiguous.
         let (mut taken, mut room) = (Vec::new(), bounce.len());
         while let Some((to, from, len)) = rest
             && room > 0

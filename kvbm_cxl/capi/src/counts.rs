@@ -63,7 +63,7 @@ pub fn of_host(lines: &Lines, slot: u32, counter: u32) -> Outcome<u64> {
     let stats = read(lines, slot.ok_or_else(|| Failure::invalid("there is no such slot"))?)?;
     let none = |what: &str| Failure::new(Status::E_NOT_FOUND, what);
     if !stats.has(stat) {
-        return Err(none("the pool was formatted by an older version, which had no such counter: format it anew to have it"));
+        return Err(none("the pool was formatted by an older version, which had no such counter: format it again to get it"));
     }
     if stats.incarnation == 0 {
         return Err(none("the host in that slot has published no counters yet"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices as storage of bytes, by number: what lies on a device beside pools, and the blocks of a pool by their place on a device.
+//! Devices as storage of bytes, by number: data on a device outside pools, and the blocks of a pool by their place on a device.
 
 use crate::copies;
 use crate::handle;

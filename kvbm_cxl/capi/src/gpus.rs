@@ -27,7 +27,7 @@ struct CopyEntry {
     timeout_ms: u64,
 }
 
-/// What is open of a kind, each with the number of forks before it was.
+/// Open objects of a kind, each with the number of forks before it was opened.
 pub type Table<T> = Mutex<BTreeMap<u64, (usize, Arc<T>)>>;
 
 static GPUS: Table<GpuEntry> = Mutex::new(BTreeMap::new());
@@ -45,7 +45,7 @@ pub fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
     number
 }
 
-/// What is entered under a number; `what` is what messages call it.
+/// An object with a number; `what` is what messages call it.
 pub fn find<T>(table: &'static Table<T>, number: u64, what: &str) -> Outcome<Arc<T>> {
     match locked(table).get(&number) {
         Some((forks, entry)) if *forks == handle::forks() => Ok(entry.clone()),
@@ -68,13 +68,6 @@ fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
         Some(library) => CudaConfig { library: library.to_owned(), ..CudaConfig::from_env()? },
         None => CudaConfig::from_env()?,
     };
-    if options.granule_bytes != 0 {
-        config.granule_bytes = options.granule_bytes;
-    }
-    if options.buffer_bytes != 0 {
-        config.buffer_bytes =
-            usize::try_from(options.buffer_bytes).map_err(|_| Failure::invalid("buffer_bytes of cxl_shm_gpu_options_t is too large"))?;
-    }
     if options.register_bytes != 0 {
         config.register_bytes = options.register_bytes;
     }
@@ -83,13 +76,6 @@ fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
         types::GPU_DMA_CACHED => Dma::Cached,
         types::GPU_DMA_UNCACHED => Dma::Uncached,
         other => return Err(Failure::invalid(format!("{other} is no CXL_SHM_GPU_DMA_..."))),
-    };
-    (config.register_at_start, config.is_register_required) = match options.register_at_start {
-        types::GPU_REGISTER_DEFAULT => (config.register_at_start, config.is_register_required),
-        types::GPU_REGISTER_START => (true, false),
-        types::GPU_REGISTER_USE => (false, false),
-        types::GPU_REGISTER_REQUIRED => (true, true),
-        other => return Err(Failure::invalid(format!("{other} is no CXL_SHM_GPU_REGISTER_..."))),
     };
     Ok(config)
 }
@@ -107,11 +93,11 @@ pub fn open(pool: *mut CxlPool, device: u32, library: Option<&str>, options: &Gp
         Ok(GpuEntry { engine: Arc::new(engine), pool: handle, timeout_ms: pool.timeout_ms(types::TIMEOUT_DEFAULT) })
     })?;
     // Without the pool's handle, which others use meanwhile: it may take minutes. The engine keeps the mapping.
-    entry.engine.register_ahead()?;
+    entry.engine.register_ahead();
     Ok(enter(&GPUS, entry))
 }
 
-/// Closes a GPU. What was started on it goes on.
+/// Closes a GPU. Started copies continue.
 pub fn close(number: CxlGpu) -> Outcome<()> {
     gpu(number)?;
     // The engine ends without the lock, because the driver may take its time.
@@ -168,7 +154,7 @@ fn place(pool: &OpenPool, address: usize, len_bytes: usize) -> Outcome<HostPlace
 /// Starts copies.
 ///
 /// # Safety
-/// The memory of the pieces may be used until the end of the copies was told.
+/// The memory of the pieces may be used until the end of the copies is reported.
 pub unsafe fn start(number: CxlGpu, direction: u32, is_buffered: bool, pieces: &[types::GpuPiece]) -> Outcome<CxlGpuCopy> {
     let direction = match direction {
         types::GPU_TO_HOST => Direction::ToHost,

@@ -10,7 +10,7 @@
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
 //!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies; `gpus`, `queued`: memory of GPUs;
-//!   `turns`: what calls use one at a time; `numbers`: what C knows by number; `counts`: counters; `upkeep`: what has to be done meanwhile.
+//!   `turns`: objects that calls use one at a time; `numbers`: what C knows by number; `counts`: counters; `upkeep`: background work.
 
 mod api;
 mod cache;

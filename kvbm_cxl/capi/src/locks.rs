@@ -108,7 +108,7 @@ impl Locks {
         }
         Err(Failure::new(
             Status::E_FENCED,
-            format!("this host was fenced while it held lock {lock}: it is released, and the next holder is told to repair"),
+            format!("this host was fenced while it held lock {lock}: it is released, and the next holder must repair"),
         ))
     }
 

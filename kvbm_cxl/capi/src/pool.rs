@@ -92,7 +92,7 @@ pub struct OpenPool {
     upkeep: Mutex<Option<Upkeep>>,
 }
 
-// SAFETY: `base` is only an address, behind which nothing is touched but through the coherence layer; which thread does so does not matter.
+// SAFETY: `base` is only an address, whose memory only the coherence layer touches; which thread does so does not matter.
 unsafe impl Send for OpenPool {}
 // SAFETY: as above; all else is Send and Sync by itself.
 unsafe impl Sync for OpenPool {}

@@ -62,7 +62,7 @@ impl Call {
     /// Queues a publish.
     ///
     /// # Safety
-    /// The memory is the GPU's until the end was told, and the stream is there.
+    /// The memory is the GPU's until the end is reported, and the stream exists.
     pub unsafe fn publish(&self, pool: &OpenPool, cache: &Cache) -> Outcome<CxlGpuQueued> {
         let request = |block: &QueuedBlock| PublishRequest {
             namespace: Namespace(block.name_space),

@@ -62,7 +62,7 @@ fn wait<T, R>(
     loop {
         let open = turn.get().ok_or_else(|| closed_error(number))?;
         match attempt(open, deadline.left_ms().min(SLICE_MS)) {
-            // What is left is asked for again: an attempt may take longer than it was given, where it needs a lock of the pool.
+            // Computes the remaining time again: an attempt that needs a lock of the pool may take longer than its share.
             Err(Error::Timeout { .. }) if deadline.left_ms() > 0 => {}
             Err(Error::Timeout { what, .. }) => return Err(Error::Timeout { what, timeout_ms: deadline.timeout_ms() }.into()),
             other => return Ok(other?),
@@ -166,7 +166,7 @@ impl RingTable {
         Ok(if *is_waiting { Err(message.len()) } else { Ok(take(message)) })
     }
 
-    /// Looks whether the other end of a connection is alive now; beside calls on other threads.
+    /// Checks whether the other end of a connection is alive now; other threads may call meanwhile.
     pub fn check(&self, number: CxlRing) -> Outcome<Alive> {
         match self.find(number)? {
             RingEntry::Connection(_, _, probe, _) => Ok(probe.check()?),

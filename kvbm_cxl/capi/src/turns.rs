@@ -26,7 +26,7 @@ impl Deadline {
         self.timeout_ms
     }
 
-    /// What is left, in milliseconds, rounded up.
+    /// The remaining time in milliseconds, rounded up.
     pub fn left_ms(&self) -> u64 {
         match self.at {
             Some(at) => at.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000) as u64,
@@ -35,7 +35,7 @@ impl Deadline {
     }
 }
 
-/// What is used in turns; `None` once it was closed.
+/// The object used in turns; `None` once it was closed.
 pub struct Turns<T> {
     used: Mutex<Option<T>>,
     is_closing: AtomicBool,

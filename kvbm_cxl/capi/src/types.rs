@@ -69,10 +69,6 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_GPU_DMA_DEFAULT", GPU_DMA_DEFAULT as u64),
     ("CXL_SHM_GPU_DMA_CACHED", GPU_DMA_CACHED as u64),
     ("CXL_SHM_GPU_DMA_UNCACHED", GPU_DMA_UNCACHED as u64),
-    ("CXL_SHM_GPU_REGISTER_DEFAULT", GPU_REGISTER_DEFAULT as u64),
-    ("CXL_SHM_GPU_REGISTER_START", GPU_REGISTER_START as u64),
-    ("CXL_SHM_GPU_REGISTER_USE", GPU_REGISTER_USE as u64),
-    ("CXL_SHM_GPU_REGISTER_REQUIRED", GPU_REGISTER_REQUIRED as u64),
     ("CXL_SHM_ID_BYTES", 16),
     ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
     ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
@@ -156,21 +152,13 @@ pub const GPU_TO_HOST: u32 = 0;
 pub const GPU_FROM_HOST: u32 = 1;
 /// Through pinned buffers of the library.
 pub const GPU_BUFFERED: u32 = 1;
-/// What a host's platform does with lines that a GPU reads and writes: as the environment says. The values behind follow.
+/// What a host's platform does with lines that a GPU reads and writes: as the environment says. The next values follow.
 pub const GPU_DMA_DEFAULT: u32 = 0;
 /// They go through its caches.
 pub const GPU_DMA_CACHED: u32 = 1;
 /// They do not.
 pub const GPU_DMA_UNCACHED: u32 = 2;
-/// When the pool is registered: as the environment says. The values behind follow.
-pub const GPU_REGISTER_DEFAULT: u32 = 0;
-/// While the GPU is opened, as far as the driver takes it.
-pub const GPU_REGISTER_START: u32 = 1;
-/// When a copy first needs it.
-pub const GPU_REGISTER_USE: u32 = 2;
-/// While the GPU is opened, or that fails.
-pub const GPU_REGISTER_REQUIRED: u32 = 3;
-/// Bind a bound name anew.
+/// Rebind a bound name.
 pub const PUT_REPLACE: u32 = 1;
 
 macro_rules! structures {
@@ -220,7 +208,7 @@ structures! {
         reserved2: u32,
     }
 
-    /// What is known of an open pool. `base` is an address.
+    /// Facts about an open pool. `base` is an address.
     "cxl_shm_info_t" Info {
         struct_size: usize,
         uuid: [u8; 16],
@@ -277,14 +265,12 @@ structures! {
     "cxl_shm_gpu_options_t" GpuOptions {
         struct_size: usize,
         library: usize,
-        granule_bytes: u64,
-        buffer_bytes: u64,
         register_bytes: u64,
         dma: u32,
-        register_at_start: u32,
+        reserved: u32,
     }
 
-    /// What is known of an open GPU.
+    /// Facts about an open GPU.
     "cxl_shm_gpu_info_t" GpuInfo {
         struct_size: usize,
         registered_bytes: u64,

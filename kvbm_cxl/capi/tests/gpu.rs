@@ -15,10 +15,10 @@ use fake::{Fake, Kind};
 use std::ffi::OsStr;
 
 /// The program on a pool of its own, and what has to be there until it ends.
-fn run(link: Link, coherence: &str, kind: Kind, role: &str) -> Option<(Running, (Folder, Fake, Fake))> {
+fn run(link: Link, coherence: &str, role: &str) -> Option<(Running, (Folder, Fake, Fake))> {
     let folder = Folder::new();
     let program = program(&folder, "gpu.c", link)?;
-    let (fake, broken) = (Fake::new(kind), Fake::new(Kind::Broken));
+    let (fake, broken) = (Fake::new(Kind::Engine), Fake::new(Kind::Broken));
     let pool = folder.path("pool");
     let args = [OsStr::new(role), pool.as_os_str(), OsStr::new(fake.path()), OsStr::new(broken.path())];
     Some((start(&folder, &program, "one", coherence, &args), (folder, fake, broken)))
@@ -28,7 +28,7 @@ fn run(link: Link, coherence: &str, kind: Kind, role: &str) -> Option<(Running, 
 fn run_queued(link: Link, coherence: &str, role: &str) -> Option<(Running, (Folder, Fake))> {
     let folder = Folder::new();
     let program = program(&folder, "queued.c", link)?;
-    let (fake, pool) = (Fake::new(Kind::New), folder.path("pool"));
+    let (fake, pool) = (Fake::new(Kind::Engine), folder.path("pool"));
     let args = [OsStr::new(role), pool.as_os_str(), OsStr::new(fake.path())];
     Some((start(&folder, &program, "one", coherence, &args), (folder, fake)))
 }
@@ -53,16 +53,12 @@ fn a_program_that_does_not_wait_for_queued_blocks_is_noticed() {
 
 #[test]
 fn copies_of_gpu_memory_arrive_late_fail_and_are_held_until_their_end() {
-    for (link, coherence, kind) in [
-        (Link::Shared, "native", Kind::New),
-        (Link::Static, "native", Kind::Older),
-        (Link::Shared, "emulated:seed=5,noise=4", Kind::New),
-        (Link::Shared, "native", Kind::Old),
-        (Link::Sanitized, "native", Kind::New),
-    ] {
+    for (link, coherence) in
+        [(Link::Shared, "native"), (Link::Static, "native"), (Link::Shared, "emulated:seed=5,noise=4"), (Link::Sanitized, "native")]
+    {
         // The address sanitizer's heap does not survive a fork of a process with threads; under the emulator two processes are two hosts.
         let role = if link == Link::Sanitized || coherence != "native" { "no-fork" } else { "all" };
-        let Some((running, _files)) = run(link, coherence, kind, role) else { return };
+        let Some((running, _files)) = run(link, coherence, role) else { return };
         succeed(vec![running]);
     }
 }
@@ -70,7 +66,7 @@ fn copies_of_gpu_memory_arrive_late_fail_and_are_held_until_their_end() {
 /// A program that takes a copy for made before its end is told sees other bytes.
 #[test]
 fn a_program_that_does_not_wait_is_noticed() {
-    let Some((running, _files)) = run(Link::Shared, "native", Kind::New, "no-wait") else { return };
+    let Some((running, _files)) = run(Link::Shared, "native", "no-wait") else { return };
     let (statuses, text) = finish(vec![running]);
     assert!(statuses.iter().any(|status| status.code() == Some(1)) && text.contains("holds(block"), "{statuses:?}\n{text}");
 }

@@ -67,7 +67,8 @@ pub enum Command {
     ///
     /// Joins the pool, keeps the heartbeat, serves as manager where this machine has a seat, keeps the cache up, and states the end of
     /// hosts whose processes have all ended under this machine's kernel. Workers with the same CXL_MACHINE_ID and CXL_STATE_DIR share its
-    /// slot. Ends on SIGTERM, SIGINT or SIGHUP, after leaving; tells systemd when it is ready (Type=notify).
+    /// slot. Ends on SIGTERM, SIGINT or SIGHUP, after leaving; tells systemd when it is ready (Type=notify). Before it leaves, it waits up to
+    /// 4 times CXL_SUSPECT_MS for other hosts and workers of this machine to end, so that it can release those that were killed.
     ///
     /// Exit status: 0 = asked to end, and left; 1 = it could not join, or is no member any more: start it again.
     Host(HostArgs),

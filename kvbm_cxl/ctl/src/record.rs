@@ -236,7 +236,7 @@ pub fn run(args: &RecordArgs, out: &mut Out) -> Result<Exit, Failure> {
             text.push_str(&format!("missing: {} entries dropped, {} not written\n", missing.0, missing.1));
         }
         if cut > 0 {
-            text.push_str(&format!("{cut} files have no last line: their processes go on, or were killed\n"));
+            text.push_str(&format!("{cut} files have no last line: their processes still run, or were killed\n"));
         }
         text.push_str(&format!("cxl-plan run {} --block-tokens {block_tokens}\n", args.write.display()));
         text

@@ -24,39 +24,32 @@ fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, Val
     (status.code(), serde_json::from_slice(&stdout).unwrap_or_else(|error| panic!("{error}: {}", text())))
 }
 
-fn ways(report: &Value) -> Vec<&str> {
-    let mut ways: Vec<&str> = report["gpu"]["speeds"].as_array().unwrap().iter().map(|speed| speed["way"].as_str().unwrap()).collect();
-    ways.dedup();
-    ways
+fn lengths(report: &Value) -> Vec<u64> {
+    report["gpu"]["speeds"].as_array().unwrap().iter().map(|speed| speed["piece_bytes"].as_u64().unwrap()).collect()
 }
 
 #[test]
-fn ways_are_measured_and_settings_follow() {
-    for (kind, version, expected) in [(Kind::New, "13.0", &["batch", "plain"][..]), (Kind::Old, "11.4", &["plain"])] {
-        let fake = Fake::new(kind);
-        let (code, report) = doctor(&["--gpu"], &[("CXL_CUDA_LIBRARY", fake.path())]);
+fn copies_are_compared_and_timed() {
+    // On hosts without coherence the right bytes need every step.
+    for coherence in ["native", "emulated:noise=0"] {
+        let fake = Fake::new(Kind::Engine);
+        let (code, report) = doctor(&["--gpu"], &[("CXL_CUDA_LIBRARY", fake.path()), ("CXL_COHERENCE", coherence)]);
         assert_eq!(code, Some(0), "{report}");
         let gpu = &report["gpu"];
-        assert_eq!((&gpu["version"], &gpu["dma"], &gpu["device"]), (&version.into(), &"cached".into(), &0.into()));
+        assert_eq!((&gpu["version"], &gpu["dma"], &gpu["device"]), (&"13.0".into(), &"cached".into(), &0.into()));
         assert_eq!(gpu["gpus"][0], serde_json::json!(["Fake GPU 0", "9.0", 1u64 << 30]));
         assert!(gpu["registered"][0].as_u64().unwrap() >= 8 << 20 && gpu["refusal"].is_null(), "{gpu}");
-        assert_eq!(ways(&report), expected);
+        assert_eq!(lengths(&report), [160, 32 << 10, 1 << 20]);
         for speed in gpu["speeds"].as_array().unwrap() {
             assert!(speed["to_pool_gb_per_s"].as_f64().unwrap() > 0.0 && speed["from_pool_gb_per_s"].as_f64().unwrap() > 0.0, "{speed}");
         }
-        // Without a kernel nothing goes by it.
-        assert_eq!(gpu["settings"][0], serde_json::json!(["CXL_CUDA_KERNEL_PIECE_BYTES", 0]));
         assert!(report["findings"].to_string().contains("no kernels"), "{report}");
     }
-    // On hosts without coherence the right bytes need every step.
-    let fake = Fake::new(Kind::Older);
-    let (code, report) = doctor(&["--gpu"], &[("CXL_CUDA_LIBRARY", fake.path()), ("CXL_COHERENCE", "emulated:noise=0")]);
-    assert_eq!((code, ways(&report)), (Some(0), vec!["batch", "plain"]), "{report}");
 }
 
 #[test]
 fn uncached_dma_is_warned_of() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let with =
         |coherence| doctor(&["--gpu"], &[("CXL_CUDA_LIBRARY", fake.path()), ("CXL_CUDA_DMA", "uncached"), ("CXL_COHERENCE", coherence)]);
     // One host cannot tell whether it is true.
@@ -67,7 +60,7 @@ fn uncached_dma_is_warned_of() {
 
 #[test]
 fn what_keeps_a_gpu_from_being_used_is_said() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let broken = Fake::new(Kind::Broken);
     for (library, device, said) in [
         ("none", "0", "CXL_CUDA_LIBRARY turns off"),
@@ -81,7 +74,7 @@ fn what_keeps_a_gpu_from_being_used_is_said() {
     }
     // With --look the driver is asked, and nothing is measured.
     let (code, report) = doctor(&["--gpu", "0", "--look"], &[("CXL_CUDA_LIBRARY", fake.path())]);
-    assert_eq!((code, &report["gpu"]["registered"], ways(&report).len()), (Some(0), &Value::Null, 0), "{report}");
+    assert_eq!((code, &report["gpu"]["registered"], lengths(&report).len()), (Some(0), &Value::Null, 0), "{report}");
 }
 
 /// Arguments and environment of a host's `doctor`.
@@ -110,7 +103,7 @@ fn gpu_trial(report: &Value) -> &Value {
 
 #[test]
 fn two_hosts_show_whether_dma_is_as_it_is_said_to_be() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     // What the platforms do, what the side with the GPU says, whether the other one has a GPU, too.
     for (platform, said, both, passes) in [
         ("cached", "cached", true, true),
@@ -138,7 +131,7 @@ fn two_hosts_show_whether_dma_is_as_it_is_said_to_be() {
 
 #[test]
 fn a_flush_that_is_left_out_around_dma_is_noticed() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let environment = [("CXL_CUDA_LIBRARY", fake.path()), ("CXL_COHERENCE", "emulated:seed=2")];
     let left_out: &[&str] = &["--gpu", "--leave-out", "payload-flush"];
     let [(code, report), _] = two_hosts([(left_out, &environment), (left_out, &environment)]);
@@ -147,7 +140,7 @@ fn a_flush_that_is_left_out_around_dma_is_noticed() {
 
 #[test]
 fn a_gpu_that_does_not_reach_the_memory_ends_the_tests() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let environment = [("CXL_CUDA_LIBRARY", "none"), ("CXL_COHERENCE", "emulated:seed=2")];
     let other = [("CXL_CUDA_LIBRARY", fake.path()), ("CXL_COHERENCE", "emulated:seed=2")];
     let short: &[&str] = &["--timeout-ms", "3000"];

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Bench, ran};
+use cxl_pool::media::Identity;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
@@ -45,6 +46,29 @@ impl Serving {
 
     fn of(bench: &Bench, machine: &str) -> Serving {
         Serving::start(bench.command(machine))
+    }
+
+    /// As a machine of its own: a process whose kernel tells of another boot.
+    fn under_another_kernel(bench: &Bench, machine: &str) -> Serving {
+        let boot_id = bench.directory.path().join("boot_id");
+        std::fs::write(&boot_id, "6c2a0a0e-1d3c-4b7e-9c55-0d2f3a4b5c6d\n").unwrap();
+        let known = bench.command(machine);
+        let mut command = Command::new("unshare");
+        command.args([
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            r#"mount --bind "$BOOT_ID" /proc/sys/kernel/random/boot_id && exec "$0" "$@""#,
+        ]);
+        command.arg(known.get_program()).args(known.get_args()).env("BOOT_ID", boot_id);
+        for (name, value) in known.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Serving::start(command)
     }
 
     fn signal(&self, signal: i32) {
@@ -101,6 +125,60 @@ fn crashed_containers_give_their_slots_back() {
     assert_eq!(code, Some(0), "{told}");
     assert!(told.contains("all its processes have ended") && told.contains("left"), "{told}");
     assert_eq!(last.end().0, Some(0));
+}
+
+/// A node is shut down: its worker is killed once the keeper was asked to end. No other host could prove that later.
+#[test]
+fn a_keeper_leaves_after_the_others_of_its_node() {
+    let bench = Bench::formatted();
+    let (keeper, worker) = (Serving::of(&bench, "machine-keeper"), Serving::of(&bench, "machine-worker"));
+    let (of_keeper, of_worker) = (keeper.slot, worker.slot);
+    keeper.signal(libc::SIGTERM);
+    worker.crash();
+    assert_eq!(keeper.end().0, Some(0));
+    assert_eq!((standing(&bench, of_keeper), standing(&bench, of_worker)), ("left".into(), "declared dead".into()));
+}
+
+/// Two machines judge a death: the one whose kernel knows nothing of the dead host fences it and waits, the other one proves its end.
+#[test]
+fn a_witness_without_proof_leaves_the_slot_to_the_one_that_has_it() {
+    let bench = Bench::formatted();
+    let stranger = Serving::under_another_kernel(&bench, "machine-elsewhere");
+    let dead = Serving::of(&bench, "machine-dead");
+    let slot = dead.slot;
+    dead.crash();
+    // The stranger asks four times within the silence after which it fences.
+    wait_for("the stranger fences the silent host", || standing(&bench, slot) != "not fenced");
+    assert_eq!(standing(&bench, slot), "fenced");
+    let neighbour = Serving::of(&bench, "machine-neighbour");
+    wait_for("its neighbour proves its end", || standing(&bench, slot) == "declared dead");
+    let others = ["machine-c", "machine-d"].map(|machine| Serving::of(&bench, machine));
+    assert!(others.iter().any(|other| other.slot == slot), "the slot is bound to the next machine");
+    drop(others);
+    assert_eq!((stranger.end().0, neighbour.end().0), (Some(0), Some(0)));
+}
+
+/// A report of an incarnation that was never bound comes from a broken process: the manager does not state it.
+#[test]
+fn a_reported_death_above_the_bound_incarnation_is_not_stated() {
+    let bench = Bench::formatted();
+    let manager = Serving::of(&bench, "machine-a");
+    let silent = ["machine-b", "machine-c", "machine-d"].map(|machine| Serving::of(&bench, machine));
+    let mut slots = [&silent[0], &silent[1], &silent[2]].map(|host| host.slot);
+    slots.sort_unstable();
+    silent.iter().for_each(|host| host.signal(libc::SIGSTOP));
+    wait_for("the silent hosts are fenced", || slots.iter().all(|slot| standing(&bench, *slot) == "fenced"));
+    let pool = bench.open();
+    let report = |by: u64, slot: u64, incarnation: u64| {
+        let line: Identity = pool.lines().fetch(by).unwrap();
+        let report = Identity::report_of(slot as u32, incarnation as u32).unwrap();
+        pool.lines().publish(by, Identity { report, ..line }).unwrap();
+    };
+    // The manager reads these lines in the order of slots.
+    report(slots[0], manager.slot, manager.incarnation + 1);
+    report(slots[1], slots[2], 1);
+    wait_for("the second report is stated", || standing(&bench, slots[2]) == "declared dead");
+    assert_eq!(standing(&bench, manager.slot), "not fenced");
 }
 
 /// A machine without a seat has no row for a statement made on it: it reports to the manager, which is another machine's.

@@ -219,7 +219,7 @@ fn a_rack_that_is_wrong_is_refused_by_line() {
     for (arguments, what) in [
         (&["--preset", "none"][..], "--preset none: preset \"none\" is not known: choose one of"),
         (&["--set", "device.latency_ns"], "--set device.latency_ns: no =: give KEY=NUMBER"),
-        (&["--set", "device.latency_ns=fast"], "not a number behind the ="),
+        (&["--set", "device.latency_ns=fast"], "not a number after the ="),
         (&["--set", "device.latency_ns=-5"], "device.latency_ns is -5"),
         (&["--routing", "random"], "--routing: routing \"random\" is not known: choose one of round-robin, least-loaded, prefix-aware"),
         (&["--system", "pool,ours"], "--system: system \"ours\" is not known: choose one of own, pool, pool+l2"),

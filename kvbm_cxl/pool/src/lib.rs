@@ -144,15 +144,7 @@
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more ([`CopyConfig`](copy::CopyConfig)); `read_ahead=auto` (or 1 to 8 blocks) prefetches the next blocks from devices with flash | an accelerator if there is one, else the CPU |
 //! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
-//! | `CXL_CUDA_TIMEOUT_MS` | longest time for a copy of a GPU and the work that it comes after | 10000 |
-//! | `CXL_CUDA_KERNELS` | kernels that move bytes between a GPU and the pool: `builtin`, `none`, or a file with PTX or a cubin; they are used after a trial at the start | `builtin` |
-//! | `CXL_CUDA_KERNEL_PIECE_BYTES` | without checksums, pieces of at most so many bytes on average go by kernel; 0 = none do | 32768 |
-//! | `CXL_CUDA_BATCH_PIECES` | so many pieces of a call and more are given to a GPU's copy engines in one call | 2 |
-//! | `CXL_CUDA_KERNEL_PIECES` | without checksums, so many pieces of a call and more go by kernel | 16 |
-//! | `CXL_CUDA_QUEUED_BYTES` | bytes of a GPU's copies that streams order and that have not ended: `64M`; a call above it waits or is refused | `256M` |
-//! | `CXL_CUDA_REGISTER_AT_START` | `1`: a program that opens a GPU for the pool registers the pool with the driver then; `0`: parts of it are registered when copies first need them | `1` |
-//! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool is registered at the start, from its beginning: `64G`; 0 = all of it | 0 |
-//! | `CXL_CUDA_REGISTER_REQUIRED` | `1`: a GPU for which the pool cannot be registered at the start is not opened; `0`: blocks go through pinned buffers then | `0` |
+//! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool, from its beginning, is registered with the driver while a GPU is opened: `64G`; `0` = none. A copy registers the rest when it first needs it | all |
 //! | `CXL_CUDA_DMA` | `cached`: payload that GPUs copy is flushed around their copies. `uncached`: it is not, because **on this host** the pool's memory is uncacheable and DDIO is off (docs/internals/gpu.md says how to know) | `cached` |
 
 pub mod alloc;

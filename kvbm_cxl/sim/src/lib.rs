@@ -13,8 +13,8 @@
 //! **Writes.** A line write or a piece of `copy_in` goes into its thread's queue and reaches the memory some time later, in any order
 //! with the rest of the queue unless a store fence stands between; writes of one line keep their order. A store fence orders and does
 //! not wait; a full fence waits until the queue is empty while others continue. A thread sees its own queue, no other thread does. On the
-//! path of stores and a flush ([`WritePath`]) a line is eight stores, in order with the other stores of the thread, into the host's cache and
-//! a flush: it can be written back, and seen, half done.
+//! path of stores and a flush ([`WritePath`]) a line is eight stores, in order with the other stores of the thread, into the host's cache
+//! and a flush: it can be written back, and seen, half done.
 //!
 //! **Local memory.** What a thread does in memory that its siblings of the same host share comes after the writes that it fenced: those
 //! have arrived before a sibling continues. Without a fence nothing is promised.

@@ -65,9 +65,8 @@ fn is_noticed_on(platform: &str, dma: Dma, rule: Option<&'static str>, kind: Kin
     let fake = Fake::new(kind);
     let gpu = device::Gpu::open(fake.path(), 0);
     let hosts = scenes::hosts(platform);
-    // By kernel whatever the pieces are, in steps of which many are not the last.
-    let steps = CudaConfig { kernel_pieces: 1, kernel_piece_bytes: 1 << 30, in_flight_bytes: 256 << 10, ..fake.config() };
-    let config = CudaConfig { timeout_ms: 60_000, dma, ..steps };
+    // In steps of which many are not the last.
+    let config = CudaConfig { in_flight_bytes: 256 << 10, timeout_ms: 60_000, dma, ..fake.config() };
     let engine = Without { engine: CudaEngine::open(&config, 0, hosts[0].clone()).unwrap(), rule };
     assert_eq!(engine.engine.reach().no_kernels.is_none(), kind == Kind::Kernels);
     alter(&fake);
@@ -92,7 +91,7 @@ const UNCACHED_PLATFORM: &str = "emulated:seed=3,noise=0,dma=uncached";
 /// through them, what one host's GPU writes is not seen by the other, and what it reads is old.
 #[test]
 fn uncached_is_right_where_it_is_true_and_noticed_where_it_is_not() {
-    for kind in [Kind::New, Kind::Kernels] {
+    for kind in [Kind::Engine, Kind::Kernels] {
         for checksum in [Checksum::Off, Checksum::Xxh3] {
             for dma in [Dma::Cached, Dma::Uncached] {
                 assert!(!is_noticed_on(UNCACHED_PLATFORM, dma, None, kind, checksum, |_| {}), "{dma:?}, {kind:?}, {checksum:?}");
@@ -109,7 +108,7 @@ fn uncached_is_right_where_it_is_true_and_noticed_where_it_is_not() {
 
 #[test]
 fn the_loss_of_a_step_around_a_copy_is_noticed() {
-    for kind in [Kind::New, Kind::Kernels] {
+    for kind in [Kind::Engine, Kind::Kernels] {
         for checksum in [Checksum::Off, Checksum::Xxh3] {
             assert!(!is_noticed(None, kind, checksum, |_| {}));
             for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
@@ -165,7 +164,7 @@ fn summed_on(platform: &str, dma: Dma, rule: Option<&'static str>, is_launch_los
 /// Two lists of one call, each after a stream of its own; `late` computes the bytes of both. Whether the other host finds those of the list
 /// that comes after it.
 fn comes_after_each(rule: Option<&'static str>, checksum: Checksum, late: usize) -> bool {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = device::Gpu::open(fake.path(), 0);
     let hosts = scenes::hosts(PLATFORM);
     let engine = Without { engine: CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap(), rule };

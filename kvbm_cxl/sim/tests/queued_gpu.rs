@@ -20,10 +20,7 @@ use bench::{SPACE, bytes, key};
 use cxl_pool::fault::drop_rule;
 use device::Gpu;
 use fake::Kind;
-use paged::{
-    BLOCK_BYTES, BLOCKS, LAYERED_BYTES, LAYERS, Scene, WAYS, all, compute, end, layers_of, on, paged, publish, pull, queue_layer,
-    try_publish,
-};
+use paged::{BLOCK_BYTES, BLOCKS, Scene, WAYS, all, end, on, paged, publish, pull, try_publish};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A publish behind work that computes its blocks and before work that writes their memory anew, and a pull behind work that writes its
@@ -102,7 +99,7 @@ fn the_loss_of_an_order_is_noticed() {
 
 /// Two calls of which the bound has room for one.
 fn is_bounded(rule: Option<&'static str>) -> bool {
-    let scene = Scene::new(Kind::New, false, |cuda| cuda.queued_bytes = BLOCK_BYTES as u64);
+    let scene = Scene::new(Kind::Engine, false, |cuda| cuda.queued_bytes = BLOCK_BYTES as u64);
     let gpu = Gpu::open(scene.fake.path(), 0);
     let (memory, stream) = (gpu.memory(&paged(|number| number as usize, 5)), gpu.stream());
     scene.fake.set("is_stuck", 1);
@@ -117,7 +114,7 @@ fn is_bounded(rule: Option<&'static str>) -> bool {
 
 /// A cache that is closed while copies are under way; whether a block of theirs is there afterwards.
 fn is_committed_by_a_close(rule: Option<&'static str>) -> bool {
-    let scene = Scene::new(Kind::New, false, |_| ());
+    let scene = Scene::new(Kind::Engine, false, |_| ());
     let gpu = Gpu::open(scene.fake.path(), 0);
     let (memory, stream) = (gpu.memory(&paged(|number| number as usize, 5)), gpu.stream());
     let published = publish(&scene.caches[0], 0..1, &memory, on(&stream));
@@ -133,66 +130,4 @@ fn is_committed_by_a_close(rule: Option<&'static str>) -> bool {
 fn the_loss_of_a_bound_and_of_the_end_of_a_cache_is_noticed() {
     assert!(is_bounded(None) && !is_bounded(Some("stream.unbounded")));
     assert!(!is_committed_by_a_close(None) && is_committed_by_a_close(Some("stream.committed_at_the_end")));
-}
-
-/// A block in layers, of which the last one is left out; whether it is there.
-fn is_there_in_part(rule: Option<&'static str>) -> bool {
-    let scene = Scene::new(Kind::New, false, |_| ());
-    let gpu = Gpu::open(scene.fake.path(), 0);
-    let (memory, stream) = (gpu.memory(&bytes(1, LAYERED_BYTES)), gpu.stream());
-    let mut layers = layers_of(&scene.caches[0], 0..1).unwrap();
-    for layer in 0..LAYERS.len() - 1 {
-        compute(&scene.fake, &stream, &memory, layer, 0..1);
-        queue_layer(&mut layers, &memory, layer, 0, on(&stream)).unwrap();
-    }
-    drop_rule(rule);
-    if let Ok(queued) = layers.finish() {
-        end(&queued);
-    }
-    drop_rule(None);
-    scene.fake.finish();
-    scene.caches[1].lookup(SPACE, key(0)).unwrap().is_some()
-}
-
-#[test]
-fn the_loss_of_a_part_of_a_block_is_noticed() {
-    assert!(!is_there_in_part(None) && is_there_in_part(Some("stream.part_missing")));
-}
-
-/// Three blocks in layers: an early part fails, and the later ones do not end in time. Whether their cells stay out of use until the
-/// GPU is done with them.
-fn are_cells_kept(rule: Option<&'static str>) -> bool {
-    let scene = Scene::new(Kind::New, false, |cuda| cuda.timeout_ms = 60);
-    let gpu = Gpu::open(scene.fake.path(), 0);
-    let (memory, stream) = (gpu.memory(&bytes(9, LAYERED_BYTES)), gpu.stream());
-    let cache = &scene.caches[0];
-    drop(layers_of(cache, 0..3).unwrap());
-    cache.service_round().unwrap();
-    let free = cache.usage().free;
-    let mut layers = layers_of(cache, 0..3).unwrap();
-    scene.fake.fail("cuMemcpyBatchAsync_v2", 0, 1, 719);
-    scene.fake.fail("cuMemcpyAsync", 0, 100, 719);
-    // What becomes of it is told with the blocks.
-    let _ = queue_layer(&mut layers, &memory, 0, 0, on(&stream));
-    scene.fake.forgive();
-    scene.fake.hold(stream.handle, true);
-    scene.fake.kernel(stream.handle, memory.address, &bytes(10, 64));
-    for layer in 1..LAYERS.len() {
-        queue_layer(&mut layers, &memory, layer, 0, on(&stream)).unwrap();
-    }
-    drop_rule(rule);
-    let answers = end(&layers.finish().unwrap());
-    drop_rule(None);
-    assert!(answers.iter().all(|answer| answer != "Done"), "{answers:?}");
-    assert!(!cache.copy_engine().is_settled(0));
-    let is_kept = cache.usage().free == free - 3;
-    scene.fake.hold(stream.handle, false);
-    assert!(cache.copy_engine().is_settled(60_000));
-    is_kept
-}
-
-#[test]
-fn a_part_that_is_late_keeps_its_cells_whatever_failed_before() {
-    assert!(are_cells_kept(None), "cells that the GPU may still write to are given to others");
-    assert!(!are_cells_kept(Some("stream.late_part_forgotten")), "nothing noticed the loss of the rule");
 }

@@ -6,14 +6,11 @@
 
 namespace kvbm_cxl::cuda {
 
-Status Device::open(const std::string& library, std::shared_ptr<Pool> pool, uint64_t ordinal, uint64_t granule_bytes,
-                    std::shared_ptr<Device>& device) {
+Status Device::open(const std::string& library, std::shared_ptr<Pool> pool, uint64_t ordinal, std::shared_ptr<Device>& device) {
     std::shared_ptr<Device> opened(new Device(std::move(pool), ordinal));
     cxl_shm_gpu_options_t options{};
     options.struct_size = sizeof options;
     options.library = library.c_str();
-    options.granule_bytes = granule_bytes;
-    options.buffer_bytes = bounce_bytes;
     // A number that is too large for the library is as little there as any other.
     auto number = static_cast<uint32_t>(std::min<uint64_t>(ordinal, UINT32_MAX));
     int status = cxl_shm_gpu_open(opened->pool_->handle(), number, &options, &opened->handle_);

@@ -14,8 +14,6 @@ namespace kvbm_cxl::cuda {
 
 /// How long the end of a copy that was cancelled is waited for, before its memory is given up.
 constexpr uint64_t patience_ms = 10'000;
-/// Bytes of a pinned buffer, through which memory that the device does not reach is copied.
-constexpr size_t bounce_bytes = 1u << 20;
 
 using DevicePiece = cxl_shm_gpu_piece_t;
 
@@ -34,10 +32,8 @@ class Device {
     Device(std::shared_ptr<Pool> pool, uint64_t ordinal) : pool_(std::move(pool)), ordinal_(ordinal) {}
 
   public:
-    /// The device of that number, for copies to and from a pool. `granule_bytes` of the pool are pinned at a time, 0 = as the pool library
-    /// does: no copy crosses such a border.
-    static Status open(const std::string& library, std::shared_ptr<Pool> pool, uint64_t ordinal, uint64_t granule_bytes,
-                       std::shared_ptr<Device>& device);
+    /// The device of that number, for copies to and from a pool.
+    static Status open(const std::string& library, std::shared_ptr<Pool> pool, uint64_t ordinal, std::shared_ptr<Device>& device);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;

@@ -37,10 +37,10 @@ bool is_offered(const std::string& library) {
     return found.ok();
 }
 
-Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus, uint64_t granule_bytes) {
+Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus) {
     if (Status found = find_device(library); !found.ok())
         return found;
-    gpus.reset(new Gpus(library, std::move(pool), granule_bytes));
+    gpus.reset(new Gpus(library, std::move(pool)));
     return {};
 }
 
@@ -74,7 +74,7 @@ Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_byte
         device = devices_[ordinal].lock();
         lock.unlock();
         if (!device) {
-            if (Status opened = Device::open(library_, pool_, ordinal, granule_bytes_, device); !opened.ok())
+            if (Status opened = Device::open(library_, pool_, ordinal, device); !opened.ok())
                 return opened;
             device->tell_refusal();
             lock.lock();

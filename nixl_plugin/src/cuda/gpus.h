@@ -33,7 +33,6 @@ class Gpus {
 
     const std::string library_;
     const std::shared_ptr<Pool> pool_;
-    const uint64_t granule_bytes_;
     std::mutex opens_; // held while a device is opened; before mutex_
     std::mutex mutex_;
     std::map<uint64_t, std::weak_ptr<Device>> devices_;
@@ -42,13 +41,12 @@ class Gpus {
     bool is_ending_ = false;
     std::thread thread_;
 
-    Gpus(std::string library, std::shared_ptr<Pool> pool, uint64_t granule_bytes)
-        : library_(std::move(library)), pool_(std::move(pool)), granule_bytes_(granule_bytes) {}
+    Gpus(std::string library, std::shared_ptr<Pool> pool) : library_(std::move(library)), pool_(std::move(pool)) {}
     void follow() noexcept;
 
   public:
-    /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered. `granule_bytes` as for Device::open().
-    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus, uint64_t granule_bytes = 0);
+    /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered.
+    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus);
     /// shut_down()
     ~Gpus();
     Gpus(const Gpus&) = delete;

@@ -212,7 +212,7 @@ resourceClaims:
 {{- end }}
 {{- end }}
 
-{{/* What a pod of an engine gets from the chart, whoever wrote the pod: (dict "root" $ "role" "prefill" "container" "main"). Without the time-out
+{{/* Parts that the chart adds to a pod of an engine, also to a user's pod: (dict "root" $ "role" "prefill" "container" "main"). Without the time-out
    vLLM kills its engine at once, which then leaves the pool to proof of its death. */}}
 {{- define "kvbm-cxl.enginePart" -}}
 {{- $root := .root }}

@@ -81,7 +81,7 @@ pub extern "C" fn cxl_shm_gpu_check(gpu: CxlGpu, address: u64, len_bytes: usize)
 }
 
 /// # Safety
-/// `pieces` is null or `count` pieces, whose memory may be used until the end of the copies was told; `copy` is null or writable.
+/// `pieces` is null or `count` pieces, whose memory may be used until the end of the copies is reported; `copy` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_gpu_start(
     gpu: CxlGpu,

@@ -32,7 +32,7 @@ unsafe fn c_bytes<'a>(text: *const c_char, max_bytes: usize, what: &str) -> Outc
     if len > max_bytes {
         return Err(Failure::invalid(format!("the {what} is longer than {max_bytes} bytes")));
     }
-    // SAFETY: `len` readable bytes and the zero behind them.
+    // SAFETY: `len` readable bytes and the zero after them.
     Ok(unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 

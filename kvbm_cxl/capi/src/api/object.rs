@@ -74,7 +74,7 @@ pub unsafe extern "C" fn cxl_shm_get_ex(
         let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
         let (address, len) = handle::with(pool, |pool| {
             let object = pool.as_member(|member| Ok(member.objects.get(name, pool.timeout_ms(timeout_ms))?))?;
-            // What stands in the pool is checked again here: the address is about to be used.
+            // The pool's content is checked again here: the address is about to be used.
             pool.check_range(object.offset, object.len_bytes as usize)?;
             Ok((pool.pointer(object.offset), object.len_bytes))
         })?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Opening, joining, formatting, and what is known of an open pool.
+//! Opening, joining, formatting, and facts about an open pool.
 
 use super::{spec, writable};
 use crate::handle;

@@ -144,15 +144,6 @@ static void refusals(void) {
     CHECK_STATUS(cxl_shm_gpu_queued_wait(12345, 0, outcomes, 1), CXL_SHM_E_CLOSED);
     CHECK_STATUS(cxl_shm_gpu_queued_hold(12345, 0), CXL_SHM_E_CLOSED);
     CHECK(queued == CXL_SHM_GPU_QUEUED_NONE);
-    /* The bound, which the environment sets to four blocks. */
-    CHECK_STATUS(cxl_shm_gpu_queue_publish(NULL, 0, number(stream), blocks, BLOCKS, 0, &queued), CXL_SHM_E_INVALID);
-    fake_set("is_stuck", 1);
-    CHECK_OK(cxl_shm_gpu_queue_pull(NULL, 0, number(stream), blocks, 4, 0, &queued));
-    cxl_gpu_queued_t second = CXL_SHM_GPU_QUEUED_NONE;
-    CHECK_STATUS(cxl_shm_gpu_queue_publish(NULL, 0, number(stream), blocks + 4, 1, 10, &second), CXL_SHM_E_FULL);
-    CHECK(second == CXL_SHM_GPU_QUEUED_NONE);
-    fake_set("is_stuck", 0);
-    end(queued, 4, CXL_SHM_OK);
     fake_set("copy_error", 719);
     end(publish(4, 1), 1, CXL_SHM_E_GPU);
     fake_set("copy_error", 0);
@@ -181,10 +172,8 @@ static void closed(void) {
 int main(int argc, char** argv) {
     CHECK(argc == 4);
     char spec[4200];
-    char bound[24];
     snprintf(spec, sizeof spec, "%s,size=48M", argv[2]);
-    snprintf(bound, sizeof bound, "%d", 4 * BLOCK_BYTES);
-    CHECK(setenv("CXL_CUDA_LIBRARY", argv[3], 1) == 0 && setenv("CXL_CUDA_QUEUED_BYTES", bound, 1) == 0);
+    CHECK(setenv("CXL_CUDA_LIBRARY", argv[3], 1) == 0);
     load(argv[3]);
     cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 64, .objects = 16, .cell_bytes = 64 << 10};
     CHECK_OK(cxl_shm_format(spec, &format));

@@ -162,11 +162,8 @@ pub fn ls(view: &CacheView, namespace: Option<Namespace>, state: Option<CellStat
                 of_block(cell.key().to_string()),
             ]);
         }
-        let mut text = if listed.is_empty() {
-            String::from("nothing to list: the cache is empty, or no cell fits what was asked for\n")
-        } else {
-            table(&rows)
-        };
+        let mut text =
+            if listed.is_empty() { String::from("nothing to list: the cache is empty, or no cell matches\n") } else { table(&rows) };
         if more {
             text.push_str(&format!("more than {limit}: --limit lists more\n"));
         }

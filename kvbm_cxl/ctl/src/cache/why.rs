@@ -30,22 +30,20 @@ fn meaning(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Hit => "a lookup hits",
         Verdict::NoHint => "the block is complete, but no hint leads to it: its owner puts the hint back within its upkeep, if it runs",
-        Verdict::BehindTheEnd => {
-            "a hint stands behind an empty place, where every lookup ends: the block's owner puts another in its place"
-        }
-        Verdict::NoSuchCell => "a hint names a cell that the pool does not have: the next publish of the key writes it anew",
+        Verdict::BehindTheEnd => "a hint follows an empty place, where every lookup ends: the block's owner writes another one",
+        Verdict::NoSuchCell => "a hint names a cell that the pool does not have: the next publish of the key rewrites it",
         Verdict::Damaged => "the descriptor of the cell does not verify: its content is lost (cxlctl fsck)",
         Verdict::Free => "the cell that the hint names is free: the block was evicted, or given up while it was published",
         Verdict::Writing => "the block is just being published; if that lasts, its publisher hangs or died (cxlctl hosts)",
         Verdict::Evicting => "the block is just being evicted; it stays if a reader pins it in time",
-        Verdict::Retiring => "the cell is on its way out of quarantine: what was in it is void",
+        Verdict::Retiring => "the cell is leaving quarantine: its content is void",
         Verdict::OtherKey => "the cell that the hint names holds another block: this one was evicted and the cell used again",
         Verdict::OtherNamespace => "the cell that the hint names holds a block of the same key in another namespace",
         Verdict::FencedOwner { is_claimed: false } => {
             "its owner is fenced and no host has adopted its cells yet: it comes back when one with a running cache does"
         }
         Verdict::FencedOwner { is_claimed: true } => {
-            "its owner is fenced and another host has its chunk: that one stamps it anew, or keeps the cell until the owner is proven to \
+            "its owner is fenced and another host has its chunk: that host stamps it again, or keeps the cell until the owner is proven to \
              have ended"
         }
         Verdict::FencesUnknown => "the fences cannot be read, so that every block counts as void (cxlctl fsck)",

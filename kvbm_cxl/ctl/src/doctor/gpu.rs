@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl doctor --gpu`: which driver and GPUs there are, whether a small part of the scratch memory can be registered, and which way is
-//! fastest for pieces of each size. Every copy that is timed is compared byte by byte. **Never run on a GPU.**
+//! `cxlctl doctor --gpu`: which driver and GPUs there are, whether a small part of the scratch memory can be registered, and how fast
+//! pieces of each size are copied. Every copy that is timed is compared byte by byte.
 
 use crate::scratch::Scratch;
 use crate::stats::columns;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Lengths of pieces that are measured, in bytes.
-const PIECES: [usize; 7] = [160, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 128 << 10, 1 << 20];
+const PIECES: [usize; 3] = [160, 32 << 10, 1 << 20];
 /// Bytes of one copy, as far as the scratch memory goes, and most pieces of it.
 const COPY_BYTES: usize = 4 << 20;
 const MOST_PIECES: usize = 2048;
@@ -23,26 +23,10 @@ const MOST_PIECES: usize = 2048;
 const GAP_BYTES: usize = 32;
 /// Times that each copy is made; the best one counts.
 const ROUNDS: usize = 5;
-/// More pieces than there are: copy engines are never given them in one call.
-const NEVER: u64 = u32::MAX as u64;
 
-/// A way for bytes between a GPU and the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// One launch of a kernel.
-    Kernel,
-    /// One call for all pieces.
-    Batch,
-    /// One call for each piece.
-    Plain,
-}
-
-/// How fast a way is for pieces of one length: GB/s, from the GPU to the pool and back.
+/// How fast pieces of one length are copied: GB/s, from the GPU to the pool and back.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Speed {
-    /// The way.
-    pub way: Way,
     /// Length of each piece, in bytes.
     pub piece_bytes: usize,
     /// Pieces of a copy.
@@ -53,13 +37,6 @@ pub struct Speed {
     pub from_pool_gb_per_s: f64,
 }
 
-impl Speed {
-    /// Of both directions, the slower one's.
-    fn least(&self) -> f64 {
-        self.to_pool_gb_per_s.min(self.from_pool_gb_per_s)
-    }
-}
-
 /// What was found out about GPUs.
 #[derive(Debug, Serialize)]
 pub struct GpuReport {
@@ -67,8 +44,6 @@ pub struct GpuReport {
     pub library: String,
     /// The version of CUDA that it is of.
     pub version: Option<String>,
-    /// Whether it takes many copies in one call.
-    pub has_batches: bool,
     /// Name, compute capability and memory of each GPU, as it tells them.
     pub gpus: Vec<(Option<String>, Option<String>, Option<u64>)>,
     /// The GPU that was measured.
@@ -83,8 +58,6 @@ pub struct GpuReport {
     pub dma: &'static str,
     /// What was measured.
     pub speeds: Vec<Speed>,
-    /// Values to set that follow.
-    pub settings: Vec<(&'static str, u64)>,
 }
 
 impl GpuReport {
@@ -94,7 +67,7 @@ impl GpuReport {
     /// [`Error::NotFound`] without a driver or such a GPU, [`Error::Gpu`] when it cannot be used or moved bytes wrongly.
     pub fn of(device: u32, scratch: Option<(&Scratch, &CoherenceOptions)>) -> Result<GpuReport> {
         let config = CudaConfig::from_env()?;
-        let DriverInfo { version, has_batches, gpus, .. } = cuda::describe(&config.library)?;
+        let DriverInfo { version, gpus, .. } = cuda::describe(&config.library)?;
         if device as usize >= gpus.len() {
             return Err(Error::NotFound(format!("GPU {device} (this process sees {})", gpus.len())));
         }
@@ -102,7 +75,6 @@ impl GpuReport {
         let mut report = GpuReport {
             library: config.library.clone(),
             version: version.map(dotted),
-            has_batches,
             gpus: gpus.into_iter().map(|gpu| (gpu.name, gpu.capability.map(dotted), gpu.memory_bytes)).collect(),
             device,
             registered: None,
@@ -110,7 +82,6 @@ impl GpuReport {
             no_kernels: None,
             dma: config.dma.text(),
             speeds: Vec::new(),
-            settings: Vec::new(),
         };
         if let Some((scratch, options)) = scratch {
             report.measure(&config, scratch.memory(options)?.memory)?;
@@ -120,38 +91,25 @@ impl GpuReport {
 
     fn measure(&mut self, config: &CudaConfig, memory: Arc<dyn Coherence>) -> Result<()> {
         let start = Instant::now();
-        let config = CudaConfig { register_at_start: true, register_bytes: 0, is_register_required: false, ..config.clone() };
+        let config = CudaConfig { register_bytes: u64::MAX, ..config.clone() };
         let engine = Arc::new(CudaEngine::open(&config, self.device, memory.clone())?);
-        engine.register_ahead()?;
+        engine.register_ahead();
         let Reach { registered_bytes, refusal, no_kernels, .. } = engine.reach();
         self.registered = Some((registered_bytes, start.elapsed().as_secs_f64() * 1e3)).filter(|_| registered_bytes > 0);
         (self.refusal, self.no_kernels) = (refusal, no_kernels);
         if self.refusal.is_some() {
             return Ok(());
         }
-        let by_engines = CudaConfig { kernels: "none".into(), ..config.clone() };
-        for (way, config) in [
-            (Way::Kernel, CudaConfig { kernel_pieces: 1, kernel_piece_bytes: u64::MAX, ..config.clone() }),
-            (Way::Batch, CudaConfig { batch_pieces: 2, ..by_engines.clone() }),
-            (Way::Plain, CudaConfig { batch_pieces: usize::MAX, ..by_engines }),
-        ] {
-            if way == Way::Kernel && self.no_kernels.is_some() || way == Way::Batch && !self.has_batches {
-                continue;
-            }
-            let engine = Arc::new(CudaEngine::open(&config, self.device, memory.clone())?);
-            for piece_bytes in PIECES {
-                self.speeds.extend(speed(way, piece_bytes, &engine, &*memory)?);
-            }
+        for piece_bytes in PIECES {
+            self.speeds.extend(speed(piece_bytes, &engine, &*memory)?);
         }
-        self.settings = settings(&self.speeds);
         Ok(())
     }
 
     /// The text for people.
     pub fn write_text(&self, text: &mut String) -> std::fmt::Result {
         let version = self.version.as_ref().map_or("of unknown version".into(), |version| format!("CUDA {version}"));
-        let batches = if self.has_batches { "takes batches" } else { "takes no batches (CUDA 12.8)" };
-        writeln!(text, "\nGPUs     {}, {version}, {batches}; DMA is taken for {}", self.library, self.dma)?;
+        writeln!(text, "\nGPUs     {}, {version}; DMA is taken for {}", self.library, self.dma)?;
         for (number, (name, capability, memory_bytes)) in self.gpus.iter().enumerate() {
             let capability = capability.as_ref().map_or(String::new(), |capability| format!(", compute capability {capability}"));
             let memory = memory_bytes.map_or(String::new(), |len_bytes| format!(", {}", bytes(len_bytes)));
@@ -161,40 +119,19 @@ impl GpuReport {
             writeln!(text, "  GPU {}: {} registered in {ms:.1} ms", self.device, bytes(len_bytes))?;
         }
         if !self.speeds.is_empty() {
-            let mut rows = vec![["pieces of", "count", "way", "to pool GB/s", "from pool GB/s"].map(String::from).to_vec()];
+            let mut rows = vec![["pieces of", "count", "to pool GB/s", "from pool GB/s"].map(String::from).to_vec()];
             rows.extend(self.speeds.iter().map(|speed| {
-                let way = format!("{:?}", speed.way).to_lowercase();
                 let gb_per_s = [speed.to_pool_gb_per_s, speed.from_pool_gb_per_s].map(|speed| format!("{speed:.2}"));
-                [vec![bytes(speed.piece_bytes as u64), speed.pieces.to_string(), way], gb_per_s.to_vec()].concat()
+                [vec![bytes(speed.piece_bytes as u64), speed.pieces.to_string()], gb_per_s.to_vec()].concat()
             }));
             text.push_str(&columns(&rows));
-        }
-        for (name, value) in &self.settings {
-            writeln!(text, "  set {name}={value}")?;
         }
         Ok(())
     }
 }
 
-/// The fastest settings: up to which length a kernel is no slower than any other way, and whether copy engines like batches.
-fn settings(speeds: &[Speed]) -> Vec<(&'static str, u64)> {
-    let of =
-        |way: Way, piece_bytes: usize| speeds.iter().find(|speed| speed.way == way && speed.piece_bytes == piece_bytes).map(Speed::least);
-    let measured: Vec<usize> = PIECES.into_iter().filter(|&len_bytes| of(Way::Plain, len_bytes).is_some()).collect();
-    if measured.is_empty() {
-        return Vec::new();
-    }
-    let best_engines = |len_bytes| of(Way::Batch, len_bytes).unwrap_or(0.0).max(of(Way::Plain, len_bytes).unwrap_or(0.0));
-    let kernel_wins = |len_bytes: usize| of(Way::Kernel, len_bytes).is_some_and(|kernel| kernel >= best_engines(len_bytes));
-    let kernel_piece_bytes =
-        measured.iter().take_while(|&&len_bytes| kernel_wins(len_bytes)).last().map_or(0, |&len_bytes| len_bytes as u64);
-    let batch_wins = |&&len_bytes: &&usize| of(Way::Batch, len_bytes) > of(Way::Plain, len_bytes);
-    let batch_pieces = if measured.iter().filter(batch_wins).count() * 2 > measured.len() { 2 } else { NEVER };
-    vec![(cuda::KERNEL_PIECE_ENVIRONMENT, kernel_piece_bytes), (cuda::BATCH_PIECES_ENVIRONMENT, batch_pieces)]
-}
-
-/// Times a way for pieces of one length; `None` where the memory is too small for two.
-fn speed(way: Way, piece_bytes: usize, engine: &Arc<CudaEngine>, memory: &dyn Coherence) -> Result<Option<Speed>> {
+/// Times copies of pieces of one length; `None` where the memory is too small for two.
+fn speed(piece_bytes: usize, engine: &Arc<CudaEngine>, memory: &dyn Coherence) -> Result<Option<Speed>> {
     let room = usize::try_from(memory.len_bytes() / 2).unwrap_or(usize::MAX).min(COPY_BYTES);
     let pieces = (room / piece_bytes).min(MOST_PIECES);
     if pieces < 2 {
@@ -206,8 +143,7 @@ fn speed(way: Way, piece_bytes: usize, engine: &Arc<CudaEngine>, memory: &dyn Co
         (0..pieces * step).map(|at| ((at as u64 + piece_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
     on_gpu.write(&content)?;
     let (mut best, mut found) = ([f64::INFINITY; 2], vec![0; pieces * piece_bytes]);
-    let wrong =
-        |what: &str| Error::Gpu { device: engine.device(), what: format!("{way:?} of pieces of {piece_bytes} bytes: wrong bytes {what}") };
+    let wrong = |what: &str| Error::Gpu { device: engine.device(), what: format!("pieces of {piece_bytes} bytes: wrong bytes {what}") };
     for round in 0..ROUNDS {
         let place = on_gpu.place();
         // SAFETY: memory of this function's own, which no other thread uses, and lives until the calls have ended.
@@ -244,33 +180,11 @@ fn speed(way: Way, piece_bytes: usize, engine: &Arc<CudaEngine>, memory: &dyn Co
     }
     let gb_per_s = |seconds: f64| found.len() as f64 / seconds / 1e9;
     let [to_pool_gb_per_s, from_pool_gb_per_s] = best.map(gb_per_s);
-    Ok(Some(Speed { way, piece_bytes, pieces, to_pool_gb_per_s, from_pool_gb_per_s }))
+    Ok(Some(Speed { piece_bytes, pieces, to_pool_gb_per_s, from_pool_gb_per_s }))
 }
 
 fn holds(on_gpu: &GpuMemory, content: &[u8]) -> Result<bool> {
     let mut found = vec![0; content.len()];
     on_gpu.read(&mut found)?;
     Ok(found == content)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_follow_the_fastest_way() {
-        let speed =
-            |way, piece_bytes, gb_per_s| Speed { way, piece_bytes, pieces: 2, to_pool_gb_per_s: 90.0, from_pool_gb_per_s: gb_per_s };
-        let mut speeds = Vec::new();
-        for (at, piece_bytes) in PIECES.into_iter().enumerate() {
-            speeds.push(speed(Way::Kernel, piece_bytes, 20.0));
-            speeds.push(speed(Way::Batch, piece_bytes, 5.0 * at as f64));
-            speeds.push(speed(Way::Plain, piece_bytes, 4.0 * at as f64 + 1.0));
-        }
-        // Batches reach 20 GB/s with the fifth length, and beat single calls from the third on.
-        assert_eq!(settings(&speeds), [(cuda::KERNEL_PIECE_ENVIRONMENT, 32 << 10), (cuda::BATCH_PIECES_ENVIRONMENT, 2)]);
-        let plain: Vec<Speed> = speeds.into_iter().filter(|speed| speed.way == Way::Plain).collect();
-        assert_eq!(settings(&plain), [(cuda::KERNEL_PIECE_ENVIRONMENT, 0), (cuda::BATCH_PIECES_ENVIRONMENT, NEVER)]);
-        assert!(settings(&[]).is_empty());
-    }
 }

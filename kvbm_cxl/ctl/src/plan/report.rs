@@ -126,10 +126,10 @@ impl Plan {
                 rack.read_gb_s, rack.write_gb_s, rack.device_gb_s, rack.latency_ns, rack.block_latencies
             ),
             format!("Outside of instances each request takes {} ms, which none of them waits for.", rack.overhead_ms),
-            "Writes take devices' time and none of the instance's. What is found is read even where computing it would be faster.".into(),
+            "Writes take devices' time and none of the instance's. Hits are read even if computing them would be faster.".into(),
             format!(
                 "Eviction: {} in the pool{}, least recently used in own caches; a use counts in every cache that has the block, a publish \
-                 of what is there is none; {} % of the cells are free at least, and {} % behind a round that sees to it.",
+                 of a cached block is none; at least {} % of the cells are free, and {} % after each eviction round.",
                 self.eviction,
                 if rack.owners != 0.0 { ", by each instance in its own cells" } else { ", one order for all" },
                 rack.low_water_percent,

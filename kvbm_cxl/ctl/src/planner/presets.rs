@@ -19,7 +19,7 @@ pub const DEFAULT: &str = "beluga";
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "tract",
-        source: "TraCT: one CXL device of 64 GB, 640 ns and 10.1 GB/s measured from a host, beside a network of 100 Gbit/s. Assumed: \
+        source: "TraCT: one CXL device of 64 GB, 640 ns and 10.1 GB/s measured from a host, with a network of 100 Gbit/s. Assumed: \
                  all hosts together get no more from the device than one host does, and writes are as fast as reads",
         values: &[
             ("rack.pool_gib", 64.0),
@@ -32,7 +32,7 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "beluga",
-        source: "Beluga: 32 devices of 256 GB behind a CXL 2.0 switch, 750 ns; accelerators reach the pool at 26 GB/s, a device gives \
+        source: "Beluga: 32 devices of 256 GB on a CXL 2.0 switch, 750 ns; accelerators reach the pool at 26 GB/s, a device gives \
                  22.5 GB/s; blocks are interleaved. Assumed: accelerators write as fast as they read, and each instance has 26 GB/s of \
                  its own",
         values: BELUGA,

@@ -110,7 +110,7 @@ pub fn option(text: &str) -> Planned<Given> {
     let value = match value.trim() {
         "true" => 1.0,
         "false" => 0.0,
-        number => number.parse().map_err(|_| malformed("not a number behind the ="))?,
+        number => number.parse().map_err(|_| malformed("not a number after the ="))?,
     };
     Ok(Given { name: name.trim().into(), value, origin })
 }

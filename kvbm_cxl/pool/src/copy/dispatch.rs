@@ -115,7 +115,7 @@ impl CopyEngine for ByPlace {
 
     fn open_gpu(&self, device: u32) -> Result<Reach> {
         let engine = self.gpu(device)?;
-        engine.register_ahead()?;
+        engine.register_ahead();
         Ok(engine.reach())
     }
 

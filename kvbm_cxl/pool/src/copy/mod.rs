@@ -93,7 +93,7 @@ pub trait CopyEngine: Send + Sync {
     /// this may hold up for minutes. How the GPU reaches the pool then.
     ///
     /// # Errors
-    /// Those of [`CudaEngine::open`] and [`CudaEngine::register_ahead`]; [`Error::NotFound`] of an engine that reaches no GPU.
+    /// Those of [`CudaEngine::open`]; [`Error::NotFound`] of an engine that reaches no GPU.
     fn open_gpu(&self, device: u32) -> Result<cuda::Reach> {
         Err(Error::NotFound(format!("an engine for GPU {device} ({} has none),", self.name())))
     }

@@ -58,8 +58,8 @@ impl Host {
     }
 
     /// Waits until the other processes of this host have ended, and every other host under this machine's kernel has left or its end is
-    /// stated in the pool; for `patience_ms` at most. A process that keeps a node's slot calls this before it leaves: where the node is shut
-    /// down, nobody else can prove these ends. The service has to run meanwhile.
+    /// stated in the pool; for `patience_ms` at most. A process that keeps a node's slot calls this before it leaves: if the node is shut
+    /// down, no other process can prove these ends. The service must run during the call.
     ///
     /// # Errors
     /// Those of the memory and of the system.

@@ -2,7 +2,7 @@
 //! What is copied, which way, in how many calls of the driver, and what comes before it.
 
 use crate::device::Gpu;
-use crate::fake::{Fake, KINDS, Kind};
+use crate::fake::{Fake, Kind};
 use crate::order::Watched;
 use crate::scenes::*;
 use cxl_pool::Error;
@@ -21,46 +21,35 @@ fn total() -> u64 {
 }
 
 #[test]
-fn every_byte_arrives_on_both_ways_with_any_driver() {
-    for kind in KINDS {
-        for text in TEXTS {
-            for checksum in [Checksum::Off, Checksum::Xxh3] {
-                let fake = Fake::new(kind);
-                let gpu = Gpu::open(fake.path(), 0);
-                let hosts = hosts(text);
-                let engine = CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap();
-                assert_eq!((engine.name(), engine.device()), ("cuda", 0));
-                for (round, late) in [0, 1, 3].into_iter().enumerate() {
-                    fake.set("queries_until_done", late);
-                    let outcomes = there_and_back(&gpu, 0, &engine, &hosts, checksum, 10 * round as u64 + 1);
-                    assert!(all_well(&outcomes), "{kind:?} {text} {checksum:?}: {outcomes:?}");
-                }
-                let moved = Copied { engine: "cuda", published_bytes: 3 * total(), pulled_bytes: 3 * total(), ..Copied::default() };
-                assert_eq!(engine.counters(), [Copied { registered_bytes: engine.reach().registered_bytes, ..moved }]);
-                // Without checksums the GPU reaches the pool itself, and nothing goes through buffers.
-                let reach = engine.reach();
-                assert_eq!(
-                    (reach.registered_bytes > 0, fake.get("pinned")),
-                    (checksum == Checksum::Off, if checksum == Checksum::Off { 0 } else { 2 })
-                );
-                assert_eq!(reach.refusal, None);
-                let (batches, singles) = (fake.get("batches"), fake.get("singles"));
-                if kind == Kind::Old {
-                    assert!(batches == 0 && singles > 60, "{batches} {singles}");
-                } else if checksum == Checksum::Off {
-                    assert_eq!((batches, singles), (6, 0), "one batch for each call");
-                }
-                drop(engine);
-                drop(gpu);
-                fake.assert_left_clean();
+fn every_byte_arrives_on_both_ways() {
+    for text in TEXTS {
+        for checksum in [Checksum::Off, Checksum::Xxh3] {
+            let fake = Fake::new(Kind::Engine);
+            let gpu = Gpu::open(fake.path(), 0);
+            let hosts = hosts(text);
+            let engine = CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap();
+            assert_eq!((engine.name(), engine.device()), ("cuda", 0));
+            for (round, late) in [0, 1, 3].into_iter().enumerate() {
+                fake.set("queries_until_done", late);
+                let outcomes = there_and_back(&gpu, 0, &engine, &hosts, checksum, 10 * round as u64 + 1);
+                assert!(all_well(&outcomes), "{text} {checksum:?}: {outcomes:?}");
             }
+            let moved = Copied { engine: "cuda", published_bytes: 3 * total(), pulled_bytes: 3 * total(), ..Copied::default() };
+            assert_eq!(engine.counters(), [Copied { registered_bytes: engine.reach().registered_bytes, ..moved }]);
+            // Without checksums the GPU reaches the pool itself, and nothing goes through buffers.
+            let (reach, is_direct) = (engine.reach(), checksum == Checksum::Off);
+            assert_eq!((reach.registered_bytes > 0, fake.get("pinned")), (is_direct, if is_direct { 0 } else { 2 }));
+            assert_eq!(reach.refusal, None);
+            drop(engine);
+            drop(gpu);
+            fake.assert_left_clean();
         }
     }
 }
 
 #[test]
-fn one_call_is_one_batch_of_coalesced_pieces() {
-    let fake = Fake::new(Kind::New);
+fn pieces_that_follow_one_another_are_one_copy() {
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let engine = CudaEngine::open(&CudaConfig { granule_bytes: 4 << 20, ..fake.config() }, 0, host.clone()).unwrap();
@@ -77,13 +66,13 @@ fn one_call_is_one_batch_of_coalesced_pieces() {
     let blocks: Vec<Block> = (0..8).map(block).collect();
     let lists: Vec<WriteList<'_>> = blocks.iter().map(|block| block.write_list(&memory, on(0))).collect();
     assert!(engine.publish_each(&*host, &lists, Checksum::Off).iter().all(Result::is_ok));
-    assert_eq!((fake.get("batches"), fake.get("singles"), fake.get("most_of_a_batch")), (1, 0, 8 * 11));
+    assert_eq!(fake.get("copies"), 8 * 11);
     // No piece crosses a border between two registrations.
     drop(engine);
     let engine = CudaEngine::open(&CudaConfig { granule_bytes: 4096, ..fake.config() }, 0, host.clone()).unwrap();
     let block = Block { offset: 100, pieces: vec![(0, 3 * 4096)] };
     engine.publish(&*host, &block.write_list(&memory, on(0)), Checksum::Off).unwrap();
-    assert_eq!((fake.get("batches"), fake.get("registered"), engine.reach().registered_bytes), (2, 4, 4 * 4096));
+    assert_eq!((fake.get("copies"), fake.get("registered"), engine.reach().registered_bytes), (8 * 11 + 4, 4, 4 * 4096));
     drop((engine, memory));
     drop(gpu);
     fake.assert_left_clean();
@@ -92,12 +81,10 @@ fn one_call_is_one_batch_of_coalesced_pieces() {
 /// What the tests on a real GPU do, so that they are known to be sound where there is none.
 #[test]
 fn the_tests_for_real_gpus_pass_with_this_one() {
-    for kind in KINDS {
-        let fake = Fake::new(kind);
-        fake.set("queries_until_done", 1);
-        crate::real::on_every_gpu(&CudaConfig { library: fake.path().into(), ..CudaConfig::default() }, Gpu::count(fake.path()).unwrap());
-        fake.assert_left_clean();
-    }
+    let fake = Fake::new(Kind::Engine);
+    fake.set("queries_until_done", 1);
+    crate::real::on_every_gpu(&CudaConfig { library: fake.path().into(), ..CudaConfig::default() }, Gpu::count(fake.path()).unwrap());
+    fake.assert_left_clean();
     // Without what is timed, which kernels on a CPU would take minutes for.
     let fake = Fake::new(Kind::Kernels);
     let config = CudaConfig { library: fake.path().into(), ..CudaConfig::default() };
@@ -108,7 +95,7 @@ fn the_tests_for_real_gpus_pass_with_this_one() {
 
 #[test]
 fn the_pool_is_registered_once_in_a_process() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.set("devices", 2);
     let gpus = [Gpu::open(fake.path(), 0), Gpu::open(fake.path(), 1)];
     let hosts = hosts("native");
@@ -131,7 +118,7 @@ fn the_pool_is_registered_once_in_a_process() {
 
 #[test]
 fn memory_of_another_pool_goes_through_buffers() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let (own, other) = (hosts("native"), hosts("native"));
     let engine = CudaEngine::open(&fake.config(), 0, own[0].clone()).unwrap();
@@ -144,7 +131,7 @@ fn memory_of_another_pool_goes_through_buffers() {
 #[test]
 fn a_copy_comes_after_the_callers_work() {
     for direct in [Checksum::Off, Checksum::Xxh3] {
-        let fake = Fake::new(Kind::New);
+        let fake = Fake::new(Kind::Engine);
         let gpu = Gpu::open(fake.path(), 0);
         let [host, other] = hosts("native");
         let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
@@ -197,7 +184,7 @@ fn a_copy_comes_after_the_callers_work() {
 
 #[test]
 fn threads_copy_side_by_side() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, other] = hosts("native");
     let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
@@ -227,7 +214,7 @@ fn threads_copy_side_by_side() {
 
 #[test]
 fn a_list_goes_to_no_engine_but_that_of_its_place() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.set("devices", 2);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
@@ -249,7 +236,7 @@ fn a_list_goes_to_no_engine_but_that_of_its_place() {
     for list in [WriteList::gather(0, [&bytes[..]]), mixed] {
         assert!(matches!(cuda.publish(&*host, &list, Checksum::Off), Err(Error::Invalid(_))));
     }
-    assert_eq!(fake.get("batches") + fake.get("singles"), 0);
+    assert_eq!(fake.get("copies"), 0);
     assert_eq!(cuda.counters()[0].failed_lists, 4);
 }
 
@@ -268,7 +255,7 @@ unsafe impl cxl_pool::copy::dsa::WorkQueue for NoQueue {
 
 #[test]
 fn lists_of_several_places_find_their_engines() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.set("devices", 2);
     let gpus = [Gpu::open(fake.path(), 0), Gpu::open(fake.path(), 1)];
     let [host, other] = hosts("native");
@@ -320,7 +307,7 @@ fn lists_of_several_places_find_their_engines() {
 
 #[test]
 fn memory_that_is_not_mapped_goes_through_buffers() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     // As that of a simulated host: nothing that a GPU could reach.
     let hosts = hosts("native").map(|memory| Arc::new(Watched { memory, is_mapped: false }) as Arc<dyn Coherence>);

@@ -37,13 +37,13 @@ fn a_driver_that_is_not_there_or_too_old_is_not_found() {
     let broken = Fake::new(Kind::Broken);
     let what = open(broken.path(), 0);
     assert!(what.contains("cuEventQuery") && what.contains("CUDA 11"), "{what}");
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     assert!(open(fake.path(), 1).contains("GPU 1"));
     fake.assert_left_clean();
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.set("devices", 0);
     assert!(open(fake.path(), 0).contains("a GPU of the CUDA driver"));
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.fail("cuInit", 0, 1, 999);
     assert!(open(fake.path(), 0).contains("999"));
     // The next one may find it started.
@@ -52,11 +52,10 @@ fn a_driver_that_is_not_there_or_too_old_is_not_found() {
 
 #[test]
 fn numbers_that_cannot_be_meant_are_refused() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let [host, _] = hosts("native");
     let good = fake.config();
     let bad = [
-        CudaConfig { timeout_ms: 0, ..good.clone() },
         CudaConfig { granule_bytes: 5000, ..good.clone() },
         CudaConfig { granule_bytes: 2048, ..good.clone() },
         CudaConfig { buffer_bytes: 4100, ..good.clone() },
@@ -71,7 +70,7 @@ fn numbers_that_cannot_be_meant_are_refused() {
 #[test]
 fn a_pool_that_cannot_be_registered_is_reached_through_buffers() {
     for (text, error) in [("CUDA_ERROR_OUT_OF_MEMORY", OUT_OF_MEMORY), ("CUDA_ERROR_INVALID_VALUE", 1), ("error 801", 801)] {
-        let fake = Fake::new(Kind::New);
+        let fake = Fake::new(Kind::Engine);
         let gpu = Gpu::open(fake.path(), 0);
         let hosts = hosts("emulated:seed=9,noise=0");
         let engine = CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap();
@@ -83,10 +82,10 @@ fn a_pool_that_cannot_be_registered_is_reached_through_buffers() {
         assert_eq!((fake.get("registered"), engine.reach().registered_bytes), (1, 64 << 10));
         // What is registered is used, and what was refused is not tried again.
         fake.forgive();
-        let batches = fake.get("batches");
+        let copies = fake.get("copies");
         let memory = gpu.memory(&pattern(1, 30_000));
         engine.publish(&*hosts[0], &block().write_list(&memory, on(0)), Checksum::Off).unwrap();
-        assert_eq!((fake.get("batches"), fake.get("registered")), (batches + 1, 1));
+        assert_eq!((fake.get("copies"), fake.get("registered")), (copies + 2, 1));
         drop((engine, memory));
         drop(gpu);
         fake.assert_left_clean();
@@ -95,7 +94,7 @@ fn a_pool_that_cannot_be_registered_is_reached_through_buffers() {
 
 #[test]
 fn memory_of_devices_is_registered_as_such() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.set("io_only", 1);
     let gpu = Gpu::open(fake.path(), 0);
     let hosts = hosts("native");
@@ -108,7 +107,7 @@ fn memory_of_devices_is_registered_as_such() {
 
 #[test]
 fn memory_that_other_code_registered_is_not_relied_upon() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let hosts = hosts("native");
     let engine = CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap();
@@ -128,7 +127,6 @@ fn whatever_call_fails_is_an_error_and_the_next_one_is_well() {
         "cuEventCreate",
         "cuMemHostAlloc",
         "cuMemcpyAsync",
-        "cuMemcpyBatchAsync_v2",
         "cuEventRecord",
         "cuStreamWaitEvent",
         "cuEventQuery",
@@ -137,7 +135,7 @@ fn whatever_call_fails_is_an_error_and_the_next_one_is_well() {
     for checksum in [Checksum::Off, Checksum::Xxh3] {
         for call in calls {
             for after in 0..4 {
-                let fake = Fake::new(Kind::New);
+                let fake = Fake::new(Kind::Engine);
                 let gpu = Gpu::open(fake.path(), 0);
                 let [host, other] = hosts("native");
                 let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
@@ -180,41 +178,39 @@ fn whatever_call_fails_is_an_error_and_the_next_one_is_well() {
 
 #[test]
 fn a_refused_list_stops_no_other() {
-    for kind in [Kind::New, Kind::Old] {
-        for checksum in [Checksum::Off, Checksum::Xxh3] {
-            let fake = Fake::new(kind);
-            let gpu = Gpu::open(fake.path(), 0);
-            let [host, other] = hosts("native");
-            let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
-            let bytes = pattern(1, 30_000);
-            let memory = gpu.memory(&bytes);
-            let at = |number: u64| Block {
-                offset: number * 10_000,
-                pieces: vec![(number as usize * 10_000, 4_000), (number as usize * 10_000 + 4_001, 4_000)],
-            };
-            let gone = gpu.memory(&pattern(2, 30_000));
-            let mut lists: Vec<_> = [at(0), at(2)].iter().map(|block| block.write_list(&memory, on(0))).collect();
-            lists.insert(1, at(1).write_list(&gone, on(0)));
-            let mut beyond = at(0).write_list(&memory, on(0));
-            // SAFETY: refused, so that nothing is touched.
-            unsafe { beyond.push_raw(POOL_BYTES - 1, memory.range(0, 2)) };
-            lists.push(beyond);
-            drop(gone);
-            let written = engine.publish_each(&*host, &lists, checksum);
-            let [Ok(_), Err(Error::Gpu { what, .. }), Ok(_), Err(Error::OutOfRange { .. })] = &written[..] else { panic!("{written:?}") };
-            assert!(what.contains("CUDA_ERROR_INVALID_VALUE"), "{what}");
-            for block in [at(0), at(2)] {
-                let mut found = vec![0; 8_000];
-                CpuEngine::new(CopyConfig::alone())
-                    .pull(&*other, &mut ReadList::scatter(block.offset, [&mut found[..]]), Checksum::Off)
-                    .unwrap();
-                assert!(found == block.of(&bytes));
-            }
-            assert_eq!((engine.counters()[0].published_bytes, engine.counters()[0].failed_lists), (16_000, 2));
-            drop((engine, memory));
-            drop(gpu);
-            fake.assert_left_clean();
+    for checksum in [Checksum::Off, Checksum::Xxh3] {
+        let fake = Fake::new(Kind::Engine);
+        let gpu = Gpu::open(fake.path(), 0);
+        let [host, other] = hosts("native");
+        let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
+        let bytes = pattern(1, 30_000);
+        let memory = gpu.memory(&bytes);
+        let at = |number: u64| Block {
+            offset: number * 10_000,
+            pieces: vec![(number as usize * 10_000, 4_000), (number as usize * 10_000 + 4_001, 4_000)],
+        };
+        let gone = gpu.memory(&pattern(2, 30_000));
+        let mut lists: Vec<_> = [at(0), at(2)].iter().map(|block| block.write_list(&memory, on(0))).collect();
+        lists.insert(1, at(1).write_list(&gone, on(0)));
+        let mut beyond = at(0).write_list(&memory, on(0));
+        // SAFETY: refused, so that nothing is touched.
+        unsafe { beyond.push_raw(POOL_BYTES - 1, memory.range(0, 2)) };
+        lists.push(beyond);
+        drop(gone);
+        let written = engine.publish_each(&*host, &lists, checksum);
+        let [Ok(_), Err(Error::Gpu { what, .. }), Ok(_), Err(Error::OutOfRange { .. })] = &written[..] else { panic!("{written:?}") };
+        assert!(what.contains("CUDA_ERROR_INVALID_VALUE"), "{what}");
+        for block in [at(0), at(2)] {
+            let mut found = vec![0; 8_000];
+            CpuEngine::new(CopyConfig::alone())
+                .pull(&*other, &mut ReadList::scatter(block.offset, [&mut found[..]]), Checksum::Off)
+                .unwrap();
+            assert!(found == block.of(&bytes));
         }
+        assert_eq!((engine.counters()[0].published_bytes, engine.counters()[0].failed_lists), (16_000, 2));
+        drop((engine, memory));
+        drop(gpu);
+        fake.assert_left_clean();
     }
 }
 
@@ -226,7 +222,7 @@ fn damaged_memory_is_said_to_be_so() {
     let options: CoherenceOptions = "native".parse().unwrap();
     let mapped = over_mapping(map_part(&device, 0, 8 << 20).unwrap(), &options).unwrap();
     let host = mapped.memory;
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
     let bytes = pattern(1, 30_000);
@@ -251,7 +247,7 @@ fn damaged_memory_is_said_to_be_so() {
 #[test]
 fn a_context_that_is_damaged_is_an_error_of_every_list() {
     for checksum in [Checksum::Off, Checksum::Xxh3] {
-        let fake = Fake::new(Kind::New);
+        let fake = Fake::new(Kind::Engine);
         let gpu = Gpu::open(fake.path(), 0);
         let [host, _] = hosts("native");
         let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
@@ -277,7 +273,7 @@ fn late(fake: &Fake, host: &Arc<dyn cxl_pool::coherence::Coherence>) -> CudaEngi
 
 #[test]
 fn what_is_late_is_not_used_again_before_it_has_ended() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, other] = hosts("emulated:seed=3,noise=0");
     let engine = late(&fake, &host);
@@ -318,7 +314,7 @@ fn what_is_late_is_not_used_again_before_it_has_ended() {
 #[test]
 fn what_has_not_ended_when_its_engine_goes_is_never_given_back() {
     for checksum in [Checksum::Off, Checksum::Xxh3] {
-        let fake = Fake::new(Kind::New);
+        let fake = Fake::new(Kind::Engine);
         let gpu = Gpu::open(fake.path(), 0);
         let [host, _] = hosts("native");
         let engine = late(&fake, &host);
@@ -341,7 +337,7 @@ fn what_has_not_ended_when_its_engine_goes_is_never_given_back() {
 
 #[test]
 fn a_list_that_was_refused_in_part_is_late_with_the_others() {
-    let fake = Fake::new(Kind::Old);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let engine = late(&fake, &host);
@@ -360,7 +356,7 @@ fn a_list_that_was_refused_in_part_is_late_with_the_others() {
 
 #[test]
 fn a_late_copy_into_buffers_does_no_harm_to_the_pool() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let engine = late(&fake, &host);
@@ -381,7 +377,7 @@ fn a_late_copy_into_buffers_does_no_harm_to_the_pool() {
 
 #[test]
 fn work_of_the_callers_that_does_not_end_is_a_time_out() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let engine = late(&fake, &host);
@@ -402,7 +398,7 @@ fn work_of_the_callers_that_does_not_end_is_a_time_out() {
 
 #[test]
 fn a_gpu_is_opened_again_after_it_was_not_there() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let engine = ByPlace::new(Arc::new(CpuEngine::new(CopyConfig::alone())), host.clone(), fake.config());

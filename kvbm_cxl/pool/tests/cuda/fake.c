@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA driver over ordinary memory, for tests. What a stream is given happens late: when a caller is told that it has. It notes what a
-// real driver would not have put up with, and fails where it is told to. Addresses of its devices are none that a CPU could follow.
+// The one CUDA driver of all tests, over ordinary memory. What a stream is given happens late: when a caller asks how far it is. It notes
+// what a real driver would not have put up with, and fails on demand. It knows time: with a rate (`bytes_per_us`) a copy or kernel starts
+// when what it waits for has ended and its link is free, and takes its bytes by that rate; without one it takes no time.
 //
-// Variants: FAKE_BATCH=0 has no batched copy, 12 that of CUDA 12.8, 13 both that and the one of CUDA 13; FAKE_WITHOUT_EVENTS lacks a
-// symbol; FAKE_KERNELS launches kernels, which kernel/host.cpp has for the CPU.
+// Variants: FAKE_WITHOUT_EVENTS lacks a symbol; FAKE_KERNELS launches kernels, which kernel/host.cpp has for the CPU; FAKE_PLAIN gives
+// addresses of devices that a CPU can follow (else the CPU ends a process that does); FAKE_FOREIGN is for programs that are not the
+// pool's (foreign.h): as FAKE_PLAIN, all has happened when a call returns, and nothing is held against the caller.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#ifndef FAKE_BATCH
-#define FAKE_BATCH 13
-#endif
 #define DRIVER __attribute__((visibility("default")))
 
 enum {
@@ -30,10 +30,20 @@ enum {
     not_registered = 713,
     not_supported = 801
 };
-enum { max_devices = 4, max_names = 16, max_depth = 16 };
+enum { max_devices = 8, max_names = 16, max_depth = 32 };
 
+#ifdef FAKE_FOREIGN
+#define FAKE_PLAIN
+enum { is_foreign = 1 };
+#else
+enum { is_foreign = 0 };
+#endif
+#ifdef FAKE_PLAIN
+static const uint64_t device_bit = 0;
+#else
 // Non-canonical: the CPU ends a process that loads from it.
 static const uint64_t device_bit = UINT64_C(1) << 62;
+#endif
 
 typedef enum { device_memory, registered, pinned } Kind;
 
@@ -61,6 +71,7 @@ typedef struct Op {
     unsigned grid, block;
     Stream* awaited;
     uint64_t awaited_number;
+    uint64_t given_us, start_us, end_us; // the latter two once it has started
 } Op;
 
 struct Stream {
@@ -69,6 +80,7 @@ struct Stream {
     unsigned flags;
     Op *first, *last;
     uint64_t given, done;
+    uint64_t free_us; // when the last of what is done ended
     int queries, is_held;
 };
 
@@ -92,10 +104,11 @@ static struct {
     char name[40];
     int after, times, error;
 } failures[max_names];
-static int device_count = 1, queries_until_done, is_stuck, copy_error, io_only, is_launch_lost;
-static int batches, singles, most_of_a_batch, io_registered, registrations, launches, modules;
+static int device_count = is_foreign ? max_devices : 1, queries_until_done, is_stuck, copy_error, io_only, is_launch_lost;
+static int copies, pins, io_registered, registrations, launches, modules;
 static int register_us, registering, most_registering;
-static void (*hook)(uint64_t to, uint64_t from, size_t len);
+static uint64_t bytes_per_us, link_free_us[2]; // to the host, and from it
+static void (*hook)(uint64_t to, uint64_t from, size_t len, uint64_t start_us, uint64_t end_us);
 
 static void wrong(const char* what) {
     size_t used = strlen(misuse);
@@ -115,9 +128,13 @@ static int failure(const char* call) {
     return 0;
 }
 
+static int device_of_thread(void) {
+    return depth > 0 ? current[depth - 1] : 0;
+}
+
 static int has_context(const char* call) {
     char text[100];
-    if (depth > 0 && contexts[current[depth - 1]] > 0)
+    if (is_foreign || (depth > 0 && contexts[current[depth - 1]] > 0))
         return 1;
     snprintf(text, sizeof text, "%s without a context", call);
     wrong(text);
@@ -151,7 +168,7 @@ static Range* range_at(Kind kind, uint64_t start, size_t len) {
 
 static void add_range(Kind kind, uint64_t start, size_t len) {
     Range* range = calloc(1, sizeof *range);
-    *range = (Range){ranges, kind, start, len, current[depth - 1]};
+    *range = (Range){ranges, kind, start, len, device_of_thread()};
     ranges = range;
 }
 
@@ -160,7 +177,8 @@ static int is_host(uint64_t start, size_t len) {
 }
 
 static int is_allowed(uint64_t to, uint64_t from, size_t len) {
-    return (range_at(device_memory, to, len) && is_host(from, len)) || (range_at(device_memory, from, len) && is_host(to, len));
+    return is_foreign || (range_at(device_memory, to, len) && is_host(from, len)) ||
+           (range_at(device_memory, from, len) && is_host(to, len));
 }
 
 static void* memory(uint64_t address) {
@@ -183,7 +201,7 @@ static int is_in_use(uint64_t start, size_t len) {
 
 static Stream* stream_of(void* handle) {
     if (!handle)
-        return depth > 0 ? &default_streams[current[depth - 1]] : NULL;
+        return depth > 0 || is_foreign ? &default_streams[device_of_thread()] : NULL;
     for (Stream* stream = streams; stream; stream = stream->next) {
         if (stream == handle)
             return stream;
@@ -201,9 +219,18 @@ static Event* event_of(void* handle) {
     return NULL;
 }
 
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static int advance(Stream* stream, uint64_t up_to);
+
 static void append(Stream* stream, Op op) {
     Op* made = malloc(sizeof op);
     op.number = ++stream->given;
+    op.given_us = now_us();
     *made = op;
     if (stream->last)
         stream->last->next = made;
@@ -211,9 +238,27 @@ static void append(Stream* stream, Op op) {
         stream->first = made;
     stream->last = made;
     stream->queries = 0;
+    if (is_foreign)
+        advance(stream, stream->given);
 }
 
 #include "kernel/launches.h"
+
+// Whether an operation has ended. It starts when the one before it in its stream and what it waits for have ended, and its link is free.
+static int has_ended(const Stream* stream, Op* op) {
+    if (!bytes_per_us || op->end_us)
+        return now_us() >= op->end_us;
+    int is_to_host = op->kind == op_launch ? launched_to_host(op) : !range_at(device_memory, op->to, op->len);
+    uint64_t takes_us = (op->kind == op_launch ? launched_bytes(op) : op->kind == op_copy ? op->len : 0) / bytes_per_us;
+    uint64_t* link = &link_free_us[!is_to_host];
+    uint64_t before[] = {op->given_us, stream->free_us, op->awaited ? op->awaited->free_us : 0, takes_us ? *link : 0};
+    for (size_t index = 0; index < sizeof before / sizeof *before; index++)
+        op->start_us = before[index] > op->start_us ? before[index] : op->start_us;
+    op->end_us = op->start_us + takes_us;
+    if (takes_us)
+        *link = op->end_us;
+    return now_us() >= op->end_us;
+}
 
 // Does what a stream was given up to a number; false if something in it cannot be done yet.
 static int advance(Stream* stream, uint64_t up_to) {
@@ -221,13 +266,15 @@ static int advance(Stream* stream, uint64_t up_to) {
         Op* op = stream->first;
         if (stream->is_held || (op->kind == op_wait && op->awaited && !advance(op->awaited, op->awaited_number)))
             return 0;
+        if (!has_ended(stream, op))
+            return 0;
         if (op->kind == op_copy) {
             if (!is_allowed(op->to, op->from, op->len)) {
                 wrong("memory of a copy was given back before its end");
             } else if (!copy_error) {
                 memcpy(memory(op->to), memory(op->from), op->len);
                 if (hook)
-                    hook(op->to, op->from, op->len);
+                    hook(op->to, op->from, op->len, op->start_us, op->end_us);
             }
         } else if (op->kind == op_kernel) {
             memcpy(memory(op->to), op->bytes, op->len);
@@ -236,6 +283,7 @@ static int advance(Stream* stream, uint64_t up_to) {
             run_launch(op);
         }
         stream->done = op->number;
+        stream->free_us = op->end_us;
         stream->first = op->next;
         if (!stream->first)
             stream->last = NULL;
@@ -248,9 +296,9 @@ static int give(void* handle, uint64_t to, uint64_t from, size_t len) {
     Stream* stream = stream_of(handle);
     if (!stream)
         return invalid_handle;
-    if (!handle || !(stream->flags & 1))
+    if (!is_foreign && (!handle || !(stream->flags & 1)))
         wrong("a copy on a stream that others wait for");
-    if (!range_at(device_memory, to, len) && !range_at(device_memory, from, len))
+    if (!is_foreign && !range_at(device_memory, to, len) && !range_at(device_memory, from, len))
         return invalid_value;
     if (!is_allowed(to, from, len))
         wrong("a copy of memory that is not registered as one range");
@@ -258,122 +306,7 @@ static int give(void* handle, uint64_t to, uint64_t from, size_t len) {
     return 0;
 }
 
-// What tests set and see.
-
-DRIVER void fake_set(const char* name, int value) {
-    pthread_mutex_lock(&mutex);
-    if (!strcmp(name, "devices"))
-        device_count = value;
-    else if (!strcmp(name, "queries_until_done"))
-        queries_until_done = value;
-    else if (!strcmp(name, "is_stuck"))
-        is_stuck = value;
-    else if (!strcmp(name, "copy_error"))
-        copy_error = value;
-    else if (!strcmp(name, "io_only"))
-        io_only = value;
-    else if (!strcmp(name, "register_us"))
-        register_us = value;
-    else if (!strcmp(name, "is_launch_lost"))
-        is_launch_lost = value;
-    else
-        abort();
-    pthread_mutex_unlock(&mutex);
-}
-
-DRIVER long fake_get(const char* name) {
-    long found = 0;
-    pthread_mutex_lock(&mutex);
-    if (!strcmp(name, "batches"))
-        found = batches;
-    else if (!strcmp(name, "singles"))
-        found = singles;
-    else if (!strcmp(name, "most_of_a_batch"))
-        found = most_of_a_batch;
-    else if (!strcmp(name, "io_registered"))
-        found = io_registered;
-    else if (!strcmp(name, "registrations"))
-        found = registrations;
-    else if (!strcmp(name, "most_registering"))
-        found = most_registering;
-    else if (!strcmp(name, "launches"))
-        found = launches;
-    else if (!strcmp(name, "modules"))
-        found = modules;
-    else if (!strcmp(name, "contexts"))
-        for (int index = 0; index < max_devices; index++)
-            found += contexts[index];
-    else if (!strcmp(name, "streams"))
-        for (Stream* stream = streams; stream; stream = stream->next)
-            found++;
-    else if (!strcmp(name, "events"))
-        for (Event* event = events; event; event = event->next)
-            found++;
-    else if (!strcmp(name, "registered") || !strcmp(name, "pinned") || !strcmp(name, "allocated"))
-        for (Range* range = ranges; range; range = range->next)
-            found += range->kind == (!strcmp(name, "pinned") ? pinned : !strcmp(name, "registered") ? registered : device_memory);
-    else
-        abort();
-    pthread_mutex_unlock(&mutex);
-    return found;
-}
-
-// Calls of this name fail with `error`: `times` of them, after so many that succeed.
-DRIVER void fake_fail(const char* call, int after, int times, int error) {
-    pthread_mutex_lock(&mutex);
-    for (int index = 0; index < max_names; index++) {
-        if (failures[index].times)
-            continue;
-        snprintf(failures[index].name, sizeof failures[index].name, "%s", call);
-        failures[index].after = after;
-        failures[index].times = times;
-        failures[index].error = error;
-        break;
-    }
-    pthread_mutex_unlock(&mutex);
-}
-
-DRIVER void fake_forgive(void) {
-    pthread_mutex_lock(&mutex);
-    memset(failures, 0, sizeof failures);
-    pthread_mutex_unlock(&mutex);
-}
-
-DRIVER const char* fake_misuse(void) {
-    return misuse;
-}
-
-DRIVER void fake_hook(void (*called)(uint64_t, uint64_t, size_t)) {
-    hook = called;
-}
-
-// A stream that does nothing until it is let go.
-DRIVER void fake_hold(void* handle, int is_held) {
-    pthread_mutex_lock(&mutex);
-    stream_of(handle)->is_held = is_held;
-    pthread_mutex_unlock(&mutex);
-}
-
-// The stream that was made last.
-DRIVER void* fake_newest_stream(void) {
-    return streams;
-}
-
-DRIVER void fake_finish(void) {
-    pthread_mutex_lock(&mutex);
-    for (Stream* stream = streams; stream; stream = stream->next)
-        advance(stream, stream->given);
-    pthread_mutex_unlock(&mutex);
-}
-
-// Work of the caller's: writes bytes to memory of the device. Null is the default stream of device 0.
-DRIVER void fake_kernel(void* handle, uint64_t to, const void* bytes, size_t len) {
-    void* copy = malloc(len);
-    memcpy(copy, bytes, len);
-    pthread_mutex_lock(&mutex);
-    append(handle ? stream_of(handle) : &default_streams[0], (Op){.kind = op_kernel, .to = to, .len = len, .bytes = copy});
-    pthread_mutex_unlock(&mutex);
-}
+#include "fake_control.h"
 
 // The driver.
 
@@ -407,7 +340,7 @@ DRIVER int cuStreamCreate(void** handle, unsigned flags) {
     Stream* stream = calloc(1, sizeof *stream);
     stream->next = streams;
     stream->flags = flags;
-    stream->device = current[depth - 1];
+    stream->device = device_of_thread();
     *handle = streams = stream;
     END(0);
 }
@@ -463,7 +396,7 @@ DRIVER int cuStreamWaitEvent(void* handle, void* event_handle, unsigned flags) {
 
 DRIVER int cuEventCreate(void** handle, unsigned flags) {
     BEGIN_IN_CONTEXT("cuEventCreate");
-    if (!(flags & 2))
+    if (!is_foreign && !(flags & 2))
         wrong("an event that takes times");
     Event* event = calloc(1, sizeof *event);
     event->next = events;
@@ -513,6 +446,8 @@ DRIVER int cuMemHostRegister_v2(void* address, size_t len, unsigned flags) {
         wrong("memory registered for one context alone");
     if (io_only && !(flags & 4))
         END(invalid_value);
+    if (is_foreign)
+        END(0);
     // It takes its time, and other threads may call meanwhile.
     if (register_us > 0) {
         most_registering = ++registering > most_registering ? registering : most_registering;
@@ -547,14 +482,28 @@ static int remove_range(Kind kind, uint64_t start, const char* in_use) {
 
 DRIVER int cuMemHostUnregister(void* address) {
     BEGIN_IN_CONTEXT("cuMemHostUnregister");
-    END(remove_range(registered, (uint64_t)(uintptr_t)address, "memory unregistered under a copy") ? 0 : not_registered);
+    END(is_foreign || remove_range(registered, (uint64_t)(uintptr_t)address, "memory unregistered under a copy") ? 0 : not_registered);
 }
+
+#ifndef FAKE_FOREIGN
+static void* host_allocate(size_t len, void* caller) {
+    (void)caller;
+    return malloc(len);
+}
+
+static void host_free(void* address) {
+    free(address);
+}
+#endif
 
 DRIVER int cuMemHostAlloc(void** address, size_t len, unsigned flags) {
     BEGIN_IN_CONTEXT("cuMemHostAlloc");
     if (!(flags & 1))
         wrong("memory pinned for one context alone");
-    *address = malloc(len);
+    *address = host_allocate(len, __builtin_return_address(0));
+    if (!*address)
+        END(out_of_memory);
+    pins++;
     add_range(pinned, (uint64_t)(uintptr_t)*address, len);
     END(0);
 }
@@ -565,13 +514,13 @@ DRIVER int cuMemFreeHost(void* address) {
         wrong("a pinned buffer freed twice");
         END(invalid_value);
     }
-    free(address);
+    host_free(address);
     END(0);
 }
 
 DRIVER int cuMemAlloc_v2(uint64_t* address, size_t len) {
     BEGIN_IN_CONTEXT("cuMemAlloc_v2");
-    *address = (uint64_t)(uintptr_t)aligned_alloc(256, (len + 255) & ~(size_t)255) | device_bit;
+    *address = (uint64_t)(uintptr_t)aligned_alloc(4096, (len + 4095) & ~(size_t)4095) | device_bit;
     add_range(device_memory, *address, len);
     END(0);
 }
@@ -624,49 +573,9 @@ DRIVER int cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void* hand
 
 DRIVER int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void* stream) {
     BEGIN_IN_CONTEXT("cuMemcpyAsync");
-    singles++;
+    copies++;
     END(give(stream, to, from, len));
 }
-
-#if FAKE_BATCH > 0
-typedef struct {
-    int order, source_hint[2], destination_hint[2];
-    unsigned flags;
-} Attributes;
-
-static int give_batch(const uint64_t* to, const uint64_t* from, const size_t* lens, size_t count, const Attributes* attributes,
-                      const size_t* starts, size_t attribute_count, size_t* failed, void* stream) {
-    if (!count || !stream || attribute_count != 1 || starts[0] != 0 || attributes->order != 1 || attributes->flags > 1) {
-        wrong("a batch without valid attributes");
-        return invalid_value;
-    }
-    batches++;
-    most_of_a_batch = (int)count > most_of_a_batch ? (int)count : most_of_a_batch;
-    for (size_t index = 0; index < count; index++) {
-        int error = give(stream, to[index], from[index], lens[index]);
-        if (error) {
-            *failed = index;
-            return error;
-        }
-    }
-    return 0;
-}
-
-DRIVER int cuMemcpyBatchAsync(uint64_t* to, uint64_t* from, size_t* lens, size_t count, Attributes* attributes, size_t* starts,
-                              size_t attribute_count, size_t* failed, void* stream) {
-    BEGIN_IN_CONTEXT("cuMemcpyBatchAsync");
-    END(give_batch(to, from, lens, count, attributes, starts, attribute_count, failed, stream));
-}
-#endif
-
-#if FAKE_BATCH >= 13
-DRIVER int cuMemcpyBatchAsync_v2(const uint64_t* to, const uint64_t* from, const size_t* lens, size_t count, const Attributes* attributes,
-                                 const size_t* starts, size_t attribute_count, void* stream) {
-    size_t failed;
-    BEGIN_IN_CONTEXT("cuMemcpyBatchAsync_v2");
-    END(give_batch(to, from, lens, count, attributes, starts, attribute_count, &failed, stream));
-}
-#endif
 
 DRIVER int cuGetErrorName(int error, const char** name) {
     switch (error) {

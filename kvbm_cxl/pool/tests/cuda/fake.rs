@@ -14,19 +14,13 @@ use tempfile::TempDir;
 /// What the driver lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Nothing: CUDA 13.
-    New,
-    /// The newer of the two batched copies: CUDA 12.8.
-    Older,
-    /// Both: drivers before.
-    Old,
+    /// What launches kernels: copies are made by the copy engine.
+    Engine,
     /// A function that is needed.
     Broken,
-    /// Nothing, and it launches kernels, which those above do not: our own, compiled for the CPU.
+    /// Nothing. It launches our own kernels, compiled for the CPU.
     Kernels,
 }
-
-pub const KINDS: [Kind; 3] = [Kind::New, Kind::Older, Kind::Old];
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool").join(name)
@@ -45,9 +39,7 @@ fn compile(kind: Kind, kernels: &Path, is_altered: bool, path: &Path) {
         assert!(status.expect("a C compiler, and one for C++").success(), "the fake driver does not compile");
     };
     let define = match kind {
-        Kind::New => "-DFAKE_BATCH=13",
-        Kind::Older => "-DFAKE_BATCH=12",
-        Kind::Old => "-DFAKE_BATCH=0",
+        Kind::Engine => "-UFAKE_KERNELS",
         Kind::Broken => "-DFAKE_WITHOUT_EVENTS",
         Kind::Kernels => "-DFAKE_KERNELS",
     };
@@ -79,6 +71,9 @@ fn compiled(kind: Kind) -> PathBuf {
     };
     COMPILED.lock().unwrap().get_or_insert_default().entry(kind).or_insert_with(compile).clone()
 }
+
+/// What is called with every copy.
+pub type Hook = extern "C" fn(u64, u64, usize, u64, u64);
 
 /// A driver that only one test knows.
 pub struct Fake {
@@ -123,7 +118,7 @@ impl Fake {
             // As many warps as show what two do to each other.
             kernel_blocks: 2,
             // A test says when it wants that.
-            register_at_start: false,
+            register_bytes: 0,
             ..CudaConfig::default()
         }
     }
@@ -162,10 +157,10 @@ impl Fake {
             .into_owned()
     }
 
-    /// Is called with every copy when it is made: where to, where from, bytes.
-    pub fn hook(&self, hook: extern "C" fn(u64, u64, usize)) {
+    /// Is called with every copy when it is made: where to, where from, bytes, and from when to when it went, in microseconds.
+    pub fn hook(&self, hook: Hook) {
         // SAFETY: as above.
-        unsafe { self.library.get::<unsafe extern "C" fn(extern "C" fn(u64, u64, usize))>("fake_hook")(hook) };
+        unsafe { self.library.get::<unsafe extern "C" fn(Hook)>("fake_hook")(hook) };
     }
 
     /// Keeps a stream from doing anything, or lets it go.

@@ -6,7 +6,7 @@
 
 DRIVER int cuDriverGetVersion(int* version) {
     BEGIN("cuDriverGetVersion");
-    *version = FAKE_BATCH == 13 ? 13000 : FAKE_BATCH == 12 ? 12080 : 11040;
+    *version = 13000;
     END(0);
 }
 
@@ -30,7 +30,7 @@ DRIVER int cuDeviceTotalMem_v2(size_t* bytes, int device) {
 
 DRIVER int cuDeviceGetAttribute(int* value, int attribute, int device) {
     BEGIN("cuDeviceGetAttribute");
-    *value = attribute == 75 ? 9 : device;
+    *value = is_foreign ? 1 : attribute == 75 ? 9 : device;
     END(0);
 }
 

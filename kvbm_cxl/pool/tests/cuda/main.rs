@@ -15,7 +15,6 @@ mod order;
 mod paged;
 mod queued;
 mod queued_ends;
-mod queued_layers;
 mod real;
 mod scenes;
 mod started;

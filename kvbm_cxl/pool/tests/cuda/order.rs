@@ -35,7 +35,7 @@ fn note(step: Step) {
     STEPS.with_borrow_mut(|steps| steps.push(step));
 }
 
-extern "C" fn copied(_to: u64, _from: u64, len_bytes: usize) {
+extern "C" fn copied(_to: u64, _from: u64, len_bytes: usize, _start_us: u64, _end_us: u64) {
     note(Step::Gpu(len_bytes));
 }
 
@@ -108,7 +108,7 @@ fn steps(checksum: Checksum) -> [Vec<Step>; 2] {
 }
 
 fn steps_where(dma: Dma, checksum: Checksum) -> [Vec<Step>; 2] {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.hook(copied);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
@@ -181,7 +181,7 @@ fn where_dma_goes_past_the_caches_the_fences_stay() {
 /// The steps of copies that were started, which this thread then looks after: as of one call.
 #[test]
 fn copies_that_were_started_make_the_same_steps() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.hook(copied);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
@@ -213,7 +213,7 @@ fn copies_that_were_started_make_the_same_steps() {
 /// Between two looks, of which each may be another thread's, nothing is left that only the thread itself could fence.
 #[test]
 fn a_look_leaves_no_flush_and_no_store_without_a_fence() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     fake.set("queries_until_done", 2);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
@@ -244,7 +244,7 @@ fn a_look_leaves_no_flush_and_no_store_without_a_fence() {
 
 #[test]
 fn an_error_of_a_publish_is_behind_its_fence() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let host: Arc<dyn Coherence> = Arc::new(Watched { memory: host, is_mapped: true });

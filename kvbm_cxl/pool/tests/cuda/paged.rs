@@ -5,7 +5,7 @@ use crate::bench::{Bench, SPACE, bytes, config, key};
 use crate::device::{Memory, Stream};
 use crate::fake::{Fake, Kind};
 use cxl_pool::Error;
-use cxl_pool::cache::queued::{Queued, QueuedLayers};
+use cxl_pool::cache::queued::Queued;
 use cxl_pool::cache::tier::Answer;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, PublishRequest, Pulled};
 use cxl_pool::copy::{After, ByPlace, CopyConfig, CpuEngine, CudaConfig, LocalRange, OnGpu};
@@ -145,36 +145,4 @@ impl Scene {
 }
 
 /// How the GPU moves bytes in these tests: by copies, by kernels, by kernels that take checksums.
-pub const WAYS: [(Kind, bool); 3] = [(Kind::New, false), (Kind::Kernels, false), (Kind::Kernels, true)];
-
-/// Bytes of a block's layers, for blocks that are published layer by layer.
-pub const LAYERS: [usize; 4] = [2944, 2944, 2944, 3168];
-const LAYER_ROOM_BYTES: usize = 3200;
-/// Memory of all layers of all blocks.
-pub const LAYERED_BYTES: usize = LAYERS.len() * BLOCKS as usize * LAYER_ROOM_BYTES;
-
-fn layer_at(layer: usize, number: u64) -> usize {
-    (layer * BLOCKS as usize + number as usize) * LAYER_ROOM_BYTES
-}
-
-/// Has a stream compute a layer of blocks.
-pub fn compute(fake: &Fake, stream: &Stream<'_>, memory: &Memory<'_>, layer: usize, numbers: Range<u64>) {
-    let start: usize = LAYERS[..layer].iter().sum();
-    for number in numbers {
-        let bytes = &bytes(number, BLOCK_BYTES)[start..start + LAYERS[layer]];
-        fake.kernel(stream.handle, memory.address + layer_at(layer, number) as u64, bytes);
-    }
-}
-
-/// Cells for blocks `numbers`.
-pub fn layers_of(cache: &Cache, numbers: Range<u64>) -> Result<QueuedLayers, Error> {
-    let requests: Vec<PublishRequest> =
-        numbers.map(|number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: BLOCK_BYTES as u64 }).collect();
-    cache.queue_layers(&requests, 0, 0)
-}
-
-/// Queues a layer of blocks from `first` on.
-pub fn queue_layer(layers: &mut QueuedLayers, memory: &Memory<'_>, layer: usize, first: u64, on: OnGpu) -> Result<(), Error> {
-    // SAFETY: as above.
-    unsafe { layers.queue(on, |place| [memory.range(layer_at(layer, first + place as u64), LAYERS[layer])]) }
-}
+pub const WAYS: [(Kind, bool); 3] = [(Kind::Engine, false), (Kind::Kernels, false), (Kind::Kernels, true)];

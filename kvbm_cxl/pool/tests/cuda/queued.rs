@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn copies_come_behind_the_streams_work_and_the_streams_later_work_behind_them() {
     for (kind, checksums) in WAYS {
-        let scene = Scene::new(kind, checksums, |cuda| (cuda.kernel_pieces, cuda.kernel_piece_bytes) = (1, 1 << 30));
+        let scene = Scene::new(kind, checksums, |_| ());
         let (fake, [prefill, decode]) = (&scene.fake, &scene.caches);
         let gpu = Gpu::open(fake.path(), 0);
         let place = |number: u64| number as usize;
@@ -121,7 +121,7 @@ fn each_block_has_its_answer() {
 /// Where a CPU has a part in the copies the call waits for them, behind the stream's work all the same.
 #[test]
 fn through_buffers_the_call_waits() {
-    let scene = Scene::new(Kind::New, true, |_| ());
+    let scene = Scene::new(Kind::Engine, true, |_| ());
     let gpu = Gpu::open(scene.fake.path(), 0);
     let (memory, stream) = (gpu.memory(&bytes(1, BLOCKS as usize * BLOCK_BYTES)), gpu.stream());
     scene.fake.kernel(stream.handle, memory.address, &paged(|number| number as usize, 5));

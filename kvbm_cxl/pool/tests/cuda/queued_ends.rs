@@ -45,7 +45,7 @@ fn closing_commits_nothing_and_keeps_no_pin() {
 
 #[test]
 fn copies_that_do_not_end_are_given_up() {
-    let scene = Scene::new(Kind::New, false, |cuda| cuda.timeout_ms = 60);
+    let scene = Scene::new(Kind::Engine, false, |cuda| cuda.timeout_ms = 60);
     let gpu = Gpu::open(scene.fake.path(), 0);
     let (memory, stream) = (gpu.memory(&paged(|number| number as usize, 5)), gpu.stream());
     let cache = &scene.caches[0];
@@ -94,7 +94,7 @@ fn copies_that_fail_commit_nothing_and_give_their_cells_back() {
 /// A call of the driver that orders copies and streams fails: nothing goes on without its order.
 #[test]
 fn copies_that_cannot_be_ordered_are_not_made_or_waited_for() {
-    let scene = Scene::new(Kind::New, false, |_| ());
+    let scene = Scene::new(Kind::Engine, false, |_| ());
     let gpu = Gpu::open(scene.fake.path(), 0);
     let (memory, stream) = (gpu.memory(&paged(|number| number as usize, 5)), gpu.stream());
     let cache = &scene.caches[0];

@@ -10,7 +10,6 @@ use cxl_pool::copy::cuda::{Direction, Ending, GpuCopy, GpuPiece, HostPlace};
 use cxl_pool::copy::{Checksum, Copied, CopyConfig, CopyEngine, CpuEngine, CudaEngine, ReadList, WriteList};
 use std::sync::Arc;
 
-const LAUNCH_FAILED: i32 = 719;
 const BYTES: usize = 200_000;
 
 /// Pieces of the pool from `offset` on and of the GPU's memory, which change places.
@@ -48,42 +47,40 @@ fn arrived(memory: &[u8], pool: &[u8]) -> bool {
 
 #[test]
 fn both_ways_and_both_directions_with_two_hosts() {
-    for kind in [Kind::New, Kind::Old] {
-        for text in ["native", "emulated:seed=7,noise=4"] {
-            for is_buffered in [false, true] {
-                let fake = Fake::new(kind);
-                let gpu = Gpu::open(fake.path(), 0);
-                let [host, other] = hosts(text);
-                let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
-                fake.set("queries_until_done", 2);
-                for (round, offset) in [4096, 70_001].into_iter().enumerate() {
-                    let bytes = pattern(round as u64 + 1, BYTES);
-                    let memory = gpu.memory(&bytes);
-                    let copy = start(&engine, Direction::ToHost, &pieces(&memory, offset), is_buffered).unwrap();
-                    assert!(copy.poll().is_none() && !arrived(&bytes, &seen(&*other, offset)));
-                    end(&copy).unwrap();
-                    assert!(arrived(&bytes, &seen(&*other, offset)), "{kind:?} {text} {is_buffered}");
-                    let bytes = pattern(round as u64 + 11, BYTES);
-                    CpuEngine::new(CopyConfig::alone()).publish(&*other, &WriteList::gather(offset, [&bytes[..]]), Checksum::Off).unwrap();
-                    let copy = start(&engine, Direction::FromHost, &pieces(&memory, offset), is_buffered).unwrap();
-                    end(&copy).unwrap();
-                    assert!(arrived(&memory.read(), &bytes), "{kind:?} {text} {is_buffered}");
-                }
-                let moved = 2 * 40 * 4099;
-                let registered_bytes = engine.reach().registered_bytes;
-                let moved = Copied { engine: "cuda", published_bytes: moved, pulled_bytes: moved, registered_bytes, ..Copied::default() };
-                assert_eq!(engine.counters(), [moved]);
-                assert_eq!(fake.get("pinned") > 0, is_buffered);
-                drop((engine, gpu));
-                fake.assert_left_clean();
+    for text in ["native", "emulated:seed=7,noise=4"] {
+        for is_buffered in [false, true] {
+            let fake = Fake::new(Kind::Engine);
+            let gpu = Gpu::open(fake.path(), 0);
+            let [host, other] = hosts(text);
+            let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
+            fake.set("queries_until_done", 2);
+            for (round, offset) in [4096, 70_001].into_iter().enumerate() {
+                let bytes = pattern(round as u64 + 1, BYTES);
+                let memory = gpu.memory(&bytes);
+                let copy = start(&engine, Direction::ToHost, &pieces(&memory, offset), is_buffered).unwrap();
+                assert!(copy.poll().is_none() && !arrived(&bytes, &seen(&*other, offset)));
+                end(&copy).unwrap();
+                assert!(arrived(&bytes, &seen(&*other, offset)), "{text} {is_buffered}");
+                let bytes = pattern(round as u64 + 11, BYTES);
+                CpuEngine::new(CopyConfig::alone()).publish(&*other, &WriteList::gather(offset, [&bytes[..]]), Checksum::Off).unwrap();
+                let copy = start(&engine, Direction::FromHost, &pieces(&memory, offset), is_buffered).unwrap();
+                end(&copy).unwrap();
+                assert!(arrived(&memory.read(), &bytes), "{text} {is_buffered}");
             }
+            let moved = 2 * 40 * 4099;
+            let registered_bytes = engine.reach().registered_bytes;
+            let moved = Copied { engine: "cuda", published_bytes: moved, pulled_bytes: moved, registered_bytes, ..Copied::default() };
+            assert_eq!(engine.counters(), [moved]);
+            assert_eq!(fake.get("pinned") > 0, is_buffered);
+            drop((engine, gpu));
+            fake.assert_left_clean();
         }
     }
 }
 
 #[test]
 fn what_is_dropped_under_way_keeps_its_stream_until_the_engine_is_settled() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, other] = hosts("emulated:seed=3,noise=0");
     let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
@@ -103,7 +100,7 @@ fn what_is_dropped_under_way_keeps_its_stream_until_the_engine_is_settled() {
 
 #[test]
 fn cancelled_copies_begin_nothing_more() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, other] = hosts("native");
     let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
@@ -111,42 +108,21 @@ fn cancelled_copies_begin_nothing_more() {
     let memory = gpu.memory(&bytes);
     fake.set("is_stuck", 1);
     let copy = start(&engine, Direction::ToHost, &pieces(&memory, 4096), true).unwrap();
-    let given = fake.get("batches");
+    let given = fake.get("copies");
     copy.cancel();
     assert!(copy.wait(20).is_none(), "a GPU cannot be stopped");
     fake.set("is_stuck", 0);
     assert!(matches!(&*end(&copy).unwrap_err(), Error::Cancelled(_)));
-    assert_eq!(fake.get("batches"), given);
+    assert_eq!(fake.get("copies"), given);
     assert!(seen(&*other, 4096).iter().all(|&byte| byte == 0), "a buffer was emptied after the end");
     drop((engine, memory, copy));
     drop(gpu);
     fake.assert_left_clean();
 }
 
-/// What the driver says will fail again is not tried piece by piece; what it may refuse in a batch alone is.
-#[test]
-fn a_batch_that_is_refused_is_made_piece_by_piece_where_that_can_help() {
-    for (error, is_well) in [(801, true), (1, true), (LAUNCH_FAILED, false), (700, false)] {
-        let fake = Fake::new(Kind::New);
-        let gpu = Gpu::open(fake.path(), 0);
-        let [host, other] = hosts("native");
-        let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
-        let bytes = pattern(error as u64, BYTES);
-        let memory = gpu.memory(&bytes);
-        fake.fail("cuMemcpyBatchAsync_v2", 0, 1, error);
-        let copy = start(&engine, Direction::ToHost, &pieces(&memory, 4096), false).unwrap();
-        assert_eq!((end(&copy).is_ok(), fake.get("singles") > 0), (is_well, is_well), "{error}");
-        assert_eq!(arrived(&bytes, &seen(&*other, 4096)), is_well, "{error}");
-        assert_eq!(engine.counters()[0].failed_lists, u64::from(!is_well));
-        drop((engine, memory, copy));
-        drop(gpu);
-        fake.assert_left_clean();
-    }
-}
-
 #[test]
 fn pieces_that_cannot_be_meant_are_refused() {
-    let fake = Fake::new(Kind::New);
+    let fake = Fake::new(Kind::Engine);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
@@ -163,7 +139,7 @@ fn pieces_that_cannot_be_meant_are_refused() {
         assert!(matches!(engine.check_memory(address, len_bytes), Err(Error::Invalid(_))), "{address:#x} {len_bytes}");
     }
     assert!(end(&start(&engine, Direction::ToHost, &[piece(1, HostPlace::Process(0), 0)], false).unwrap()).is_ok());
-    assert_eq!(fake.get("batches") + fake.get("singles"), 0);
+    assert_eq!(fake.get("copies"), 0);
     drop((engine, memory));
     drop(gpu);
     fake.assert_left_clean();

@@ -50,7 +50,7 @@ fn visit(env: &Env, history: &Shared, config: &HostConfig, stays: bool) -> Resul
         history.borrow_mut().joined(env, host.slot(), host.incarnation(), host.nonce());
         use_lock(env, &host, history)?;
         if stays {
-            // Its service goes on as a daemon.
+            // Its service continues as a daemon.
             return Ok(());
         }
         history.borrow_mut().left(env.process());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A rack outlives its nodes: one after the other is replaced under load, until none of the first is left, and the same many times over.
-//! A node leaves in order; is killed as a container of a kernel that goes on; is killed and comes back under its identity; or is shut down
+//! A node leaves in order; is killed as a container of a kernel that stays up; is killed and comes back under its identity; or is shut down
 //! with its kernel, so that the host that keeps the node's slot is the only one that can prove the end of the others. A few are powered off
 //! for good, on kernels of their own, and nothing ever proves that. No operator acts.
 //!
@@ -47,7 +47,6 @@ struct Rack {
     replaced: Cell<usize>,
     /// Sections of each node.
     sections: RefCell<Vec<u32>>,
-    longest_wait_ns: Cell<u64>,
     /// Nodes that lose power for good.
     lost: Cell<usize>,
 }
@@ -106,7 +105,6 @@ fn run_with(seed: u64, replacements: usize) -> std::result::Result<Stats, Failur
         });
     }
     let stats = cluster.world.run()?;
-    eprintln!("LONGEST {} T {}", rack.longest_wait_ns.get() / 1000, cluster.host_config.suspect_ms);
     if rack.replaced.get() < replacements {
         return Err(cluster.world.failure(format!("only {} of {replacements} nodes were replaced", rack.replaced.get())));
     }
@@ -201,7 +199,6 @@ fn section(env: &Env, rack: &Rack, history: &Shared, config: &HostConfig, host: 
     // A lock of the pool: those of users wait for proof, and of a node that was lost there is none.
     let guard = host.acquire(LOCK_TABLE, 500_000);
     let waited_ns = env.global_ns() - begun_ns;
-    rack.longest_wait_ns.set(rack.longest_wait_ns.get().max(waited_ns));
     // A manager was killed with the lock.
     let usual_ns = (config.suspect_ms * 5 / 4 + 3 * config.heartbeat_ms) * MS;
     if waited_ns > 2 * usual_ns {

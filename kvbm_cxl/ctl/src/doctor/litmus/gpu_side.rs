@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A side of the tests whose GPU copies payload. **Never run on a GPU.**
+//! A side of the tests whose GPU copies payload.
 
-use cxl_pool::Result;
 use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::cuda::{CudaConfig, CudaEngine, GpuMemory};
 use cxl_pool::copy::{Checksum, CopyEngine, ReadList, WriteList};
+use cxl_pool::{Error, Result};
 use std::sync::Arc;
 
 /// The GPU, with memory of its own for one payload.
@@ -21,9 +21,12 @@ impl GpuSide {
     /// [`cxl_pool::Error::NotFound`] without a driver or such a GPU; [`cxl_pool::Error::Gpu`] when it cannot be used, or the memory cannot
     /// be registered.
     pub fn open(device: u32, memory: &Arc<dyn Coherence>, len_bytes: usize) -> Result<GpuSide> {
-        let config = CudaConfig { register_at_start: true, register_bytes: 0, is_register_required: true, ..CudaConfig::from_env()? };
+        let config = CudaConfig { register_bytes: u64::MAX, ..CudaConfig::from_env()? };
         let engine = Arc::new(CudaEngine::open(&config, device, memory.clone())?);
-        engine.register_ahead()?;
+        engine.register_ahead();
+        if let Some(refusal) = engine.reach().refusal {
+            return Err(Error::Gpu { device, what: format!("the memory under test is not registered: {refusal}") });
+        }
         let on_gpu = engine.allocate(len_bytes)?;
         Ok(GpuSide { engine, on_gpu })
     }

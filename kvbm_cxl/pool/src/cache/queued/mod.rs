@@ -5,18 +5,15 @@
 //! ([`Cache::serve`], [`Cache::service_round`]) goes on, or a caller that asks for the end. A block that is published is committed then,
 //! and not before; one that is pulled is looked at again then, as every pull is.
 
-mod layers;
 mod start;
 mod watcher;
-
-pub use layers::QueuedLayers;
 
 use super::tier::Answer;
 use super::{Cache, Few, Pinned, Pulled, Reservation};
 use crate::background::held;
 use crate::copy::Outcome;
 use crate::copy::cuda::{GpuCopy, QueueRoom};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault::mutant;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -53,13 +50,13 @@ struct UnderWay {
 
 impl UnderWay {
     fn copies(&self) -> impl Iterator<Item = &GpuCopy> {
-        self.parts.iter().flat_map(|part| &part.copies)
+        self.parts.iter().map(|part| &part.copy)
     }
 }
 
-/// Copies of some of the blocks, each with a list for every block; `places` are those of their answers.
+/// The copy of some of the blocks, with a list for each; `places` are those of their answers.
 struct Part {
-    copies: Vec<GpuCopy>,
+    copy: GpuCopy,
     places: Vec<usize>,
     blocks: Blocks,
 }
@@ -144,11 +141,10 @@ impl Flight {
         let UnderWay { parts, answers, begun_ns, .. } = under_way;
         let mut kept = Vec::new();
         for part in std::mem::take(parts) {
-            // Each is looked at, and goes on.
-            let is_done = part.copies.iter().filter(|copy| copy.poll().is_none()).count() == 0;
+            let is_done = part.copy.poll().is_some();
             if is_done || is_over {
                 if !is_done {
-                    part.copies.iter().for_each(|copy| copy.give_up(timeout_ms));
+                    part.copy.give_up(timeout_ms);
                 }
                 part.end(answers, is_cancelled, *begun_ns);
             } else {
@@ -166,33 +162,16 @@ impl Flight {
 }
 
 impl Part {
-    /// Behind copies that have ended, whatever became of them.
+    /// After its copy has ended, whatever became of it.
     fn end(self, answers: &mut [Answer], is_cancelled: bool, begun_ns: u64) {
-        let Part { copies, places, blocks } = self;
-        let outcomes = outcomes_of(&copies, places.len());
+        let Part { copy, places, blocks } = self;
+        let outcomes = copy.take_outcomes();
         let ended: Few<Answer> = match blocks {
             Blocks::Published(reservations) => commit(reservations, outcomes, is_cancelled),
             Blocks::Pulled(pinned, are_checked) => look_again(pinned, outcomes, are_checked, begun_ns),
         };
         places.into_iter().zip(ended).for_each(|(place, answer)| answers[place] = answer);
     }
-}
-
-/// What became of each of `count` blocks, of which each copy has a list.
-fn outcomes_of(copies: &[GpuCopy], count: usize) -> Vec<Outcome> {
-    let mut found: Vec<Outcome> = (0..count).map(|_| Ok(None)).collect();
-    for copy in copies {
-        let mut outcomes = copy.take_outcomes().into_iter();
-        for before in &mut found {
-            let outcome = outcomes.next().unwrap_or_else(|| Err(Error::Invalid("a copy of a GPU gave no answer".into())));
-            // A cell that the GPU may still write to is that, whatever became of its other parts.
-            let is_late = matches!(outcome, Err(Error::Timeout { .. })) && !mutant!("stream.late_part_forgotten");
-            if before.is_ok() || is_late {
-                *before = outcome;
-            }
-        }
-    }
-    found
 }
 
 /// Commits the cells that were filled, all with one fence, unless the cache is being closed.

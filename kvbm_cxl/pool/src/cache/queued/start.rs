@@ -69,7 +69,7 @@ impl Cache {
         if mutant!("stream.committed_early") {
             self.inner.commit(&mut reservations)?;
         }
-        let parts = vec![Part { copies: vec![copy], places, blocks: Blocks::Published(reservations) }];
+        let parts = vec![Part { copy, places, blocks: Blocks::Published(reservations) }];
         Ok(self.look_after(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
@@ -129,9 +129,7 @@ impl Cache {
             let kind = if is_checked { Checksum::Xxh3 } else { Checksum::Off };
             // SAFETY: as above; the pins are kept until the end of the copies is known.
             match unsafe { room.pull(&pulls.lists, kind, held) } {
-                Ok(Some(copy)) => {
-                    parts.push(Part { copies: vec![copy], places: pulls.places, blocks: Blocks::Pulled(pulls.blocks, is_checked) })
-                }
+                Ok(Some(copy)) => parts.push(Part { copy, places: pulls.places, blocks: Blocks::Pulled(pulls.blocks, is_checked) }),
                 Ok(None) => self.pull_waiting(&mut pulls, &mut answers),
                 // What was started before goes on, so this is an answer.
                 Err(error) => pulls.fail(error, &mut answers),
@@ -161,7 +159,7 @@ impl Cache {
 }
 
 /// The cell that was reserved; otherwise why not.
-pub(super) fn cell_of(reserved: Reserved, answer: &mut Answer) -> Option<Reservation> {
+fn cell_of(reserved: Reserved, answer: &mut Answer) -> Option<Reservation> {
     *answer = match reserved {
         Reserved::Cell(reservation) => return Some(reservation),
         Reserved::Exists => Answer::Exists,

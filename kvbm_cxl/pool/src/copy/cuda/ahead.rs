@@ -27,33 +27,22 @@ struct Round<'r> {
 }
 
 impl CudaEngine {
-    /// Registers the pool with the driver before a copy needs it, as the configuration says ([`super::CudaConfig::register_at_start`],
-    /// [`super::CudaConfig::register_bytes`]): what is not registered then is when a copy first needs it. Returns when that has ended;
-    /// [`CudaEngine::reach`] and the counters say meanwhile how far it is, the log every five seconds. Copies may be made meanwhile.
+    /// Registers the pool with the driver before a copy needs it, as far as [`super::CudaConfig::register_bytes`] says: a copy registers
+    /// the rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say how far it is, the log
+    /// every five seconds. Copies may be made at the same time.
     ///
-    /// It ends with the first part that the driver refuses. That is a warning in the log, and copies to and from what is not registered go
-    /// through pinned buffers.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`] with what to change, where it was refused and [`super::CudaConfig::is_register_required`].
-    pub fn register_ahead(&self) -> Result<()> {
-        if !self.config.register_at_start {
-            return Ok(());
+    /// The first part that the driver refuses ends it, with a warning in the log: copies to and from what is not registered go through
+    /// pinned buffers. A GPU that cannot be used is a warning, too; its first copy is an error.
+    pub fn register_ahead(&self) {
+        if self.config.register_bytes == 0 {
+            return;
         }
-        let device = self.device();
         let refused = match &self.registered {
             None => Some("this process does not map the pool".to_owned()),
             Some(registered) => self.register_first(registered).map_or_else(|error| Some(error.to_string()), |()| registered.refusal()),
         };
-        match refused {
-            None => Ok(()),
-            Some(what) if self.config.is_register_required => {
-                Err(Error::Gpu { device, what: format!("the pool is not registered: {what}") })
-            }
-            Some(what) => {
-                log::warn!("GPU {device}: the pool is not registered, so blocks go through pinned buffers and a CPU: {what}");
-                Ok(())
-            }
+        if let Some(what) = refused {
+            log::warn!("GPU {}: the pool is not registered, so blocks go through pinned buffers and a CPU: {what}", self.device());
         }
     }
 

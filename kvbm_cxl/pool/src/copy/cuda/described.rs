@@ -9,8 +9,6 @@ use crate::error::Result;
 pub struct DriverInfo {
     /// The version of CUDA that it is of, major and minor, if it says so.
     pub version: Option<(u32, u32)>,
-    /// Whether it takes many copies in one call (CUDA 12.8).
-    pub has_batches: bool,
     /// Whether it launches kernels.
     pub has_kernels: bool,
     /// The GPUs that this process sees, in the order of their numbers.
@@ -36,7 +34,6 @@ pub fn describe(library: &str) -> Result<DriverInfo> {
     let driver = Driver::load(library)?;
     Ok(DriverInfo {
         version: driver.version(),
-        has_batches: driver.batch.is_some(),
         has_kernels: driver.launching.is_ok(),
         gpus: (0..driver.devices()).map(|number| driver.describe(number)).collect(),
     })

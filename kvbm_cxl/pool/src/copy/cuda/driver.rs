@@ -45,46 +45,6 @@ pub(super) const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 pub(super) const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 pub(super) const MEMORY_TYPE_DEVICE: c_int = 2;
 
-/// How a batch reads its sources (`CUmemcpyAttributes`): in the order of the stream. The hints where memory lies are for managed memory.
-#[repr(C)]
-pub(super) struct BatchAttributes {
-    source_access_order: c_int,
-    source_hint: [c_int; 2],
-    destination_hint: [c_int; 2],
-    flags: c_uint,
-}
-
-impl BatchAttributes {
-    pub(super) fn in_stream_order() -> Self {
-        BatchAttributes { source_access_order: 1, source_hint: [0; 2], destination_hint: [0; 2], flags: 0 }
-    }
-}
-
-const _: () = assert!(size_of::<BatchAttributes>() == 24);
-
-type BatchWithIndex = unsafe extern "C" fn(
-    *mut Address,
-    *mut Address,
-    *mut usize,
-    usize,
-    *mut BatchAttributes,
-    *mut usize,
-    usize,
-    *mut usize,
-    Handle,
-) -> c_int;
-type BatchWithoutIndex =
-    unsafe extern "C" fn(*const Address, *const Address, *const usize, usize, *const BatchAttributes, *const usize, usize, Handle) -> c_int;
-
-/// A batched copy, as the driver has it.
-#[derive(Clone, Copy)]
-pub(super) enum Batch {
-    /// From CUDA 12.8 on, with an argument for the number of the copy that failed.
-    WithIndex(BatchWithIndex),
-    /// From CUDA 13.0 on, without.
-    WithoutIndex(BatchWithoutIndex),
-}
-
 macro_rules! functions {
     ($(#[$about:meta])* $group:ident: $($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
         $(#[$about])*
@@ -203,25 +163,11 @@ impl Library {
         let number = (unsafe { version_of(&mut version) } == SUCCESS).then_some(version).and_then(|found| u32::try_from(found).ok())?;
         Some((number / 1000, number % 1000 / 10))
     }
-
-    /// By version: drivers of CUDA 13 have both.
-    fn batch(&self) -> Option<Batch> {
-        let newer = self.symbol("cuMemcpyBatchAsync_v2");
-        if !newer.is_null() {
-            // SAFETY: a function of this signature by the driver's reference; the same below.
-            return Some(Batch::WithoutIndex(unsafe { std::mem::transmute::<*mut c_void, BatchWithoutIndex>(newer) }));
-        }
-        let older = self.symbol("cuMemcpyBatchAsync");
-        // SAFETY: as above.
-        (!older.is_null()).then(|| Batch::WithIndex(unsafe { std::mem::transmute::<*mut c_void, BatchWithIndex>(older) }))
-    }
 }
 
 /// The driver, loaded and started.
 pub(super) struct Driver {
     functions: Functions,
-    /// Not in drivers before CUDA 12.8.
-    pub(super) batch: Option<Batch>,
     /// What is missing, where no kernel can be launched.
     pub(super) launching: std::result::Result<Launching, Vec<&'static str>>,
     /// What is missing, where no memory of a GPU can be had.
@@ -261,7 +207,6 @@ impl Driver {
             .map_err(|missing| Error::NotFound(format!("{} of a driver of CUDA 11 or newer in {library}", missing.join(", "))))?;
         let mut driver = Driver {
             functions,
-            batch: handle.batch(),
             launching: Launching::find(&handle),
             allocating: Allocating::find(&handle),
             describing: Describing::find(&handle).ok(),

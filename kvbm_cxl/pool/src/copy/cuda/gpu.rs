@@ -2,8 +2,8 @@
 //! One GPU: its primary context, which frameworks such as PyTorch use as well, and the calls that need it to be current.
 
 use super::driver::{
-    ATTRIBUTE_DEVICE_ORDINAL, ATTRIBUTE_MEMORY_TYPE, Address, Batch, BatchAttributes, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING,
-    HOST_PORTABLE, Handle, Launching, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
+    ATTRIBUTE_DEVICE_ORDINAL, ATTRIBUTE_MEMORY_TYPE, Address, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING, HOST_PORTABLE, Handle,
+    Launching, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
 };
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -176,34 +176,11 @@ impl Entered<'_> {
         unsafe { (self.gpu.driver.stream_query)(stream) }.into()
     }
 
-    /// One batched copy; `None` where the driver has none.
+    /// One copy.
     ///
     /// # Safety
     /// The stream is there. Whatever lies at the addresses may be read and written until the stream is done; addresses that are none are an
     /// error of the driver.
-    pub(super) unsafe fn copy_batch(
-        &self,
-        destinations: &mut [Address],
-        sources: &mut [Address],
-        lens_bytes: &mut [usize],
-        stream: Handle,
-    ) -> Option<c_int> {
-        let count = destinations.len().min(sources.len()).min(lens_bytes.len());
-        let (mut attributes, mut first, mut failed) = (BatchAttributes::in_stream_order(), 0, usize::MAX);
-        let (to, from, lens) = (destinations.as_mut_ptr(), sources.as_mut_ptr(), lens_bytes.as_mut_ptr());
-        // SAFETY: as this function demands; each of the three lists has `count` numbers, and the one attribute applies from the first on.
-        Some(unsafe {
-            match self.gpu.driver.batch? {
-                Batch::WithIndex(copy) => copy(to, from, lens, count, &mut attributes, &mut first, 1, &mut failed, stream),
-                Batch::WithoutIndex(copy) => copy(to, from, lens, count, &attributes, &first, 1, stream),
-            }
-        })
-    }
-
-    /// One copy.
-    ///
-    /// # Safety
-    /// As [`Entered::copy_batch`].
     pub(super) unsafe fn copy(&self, destination: Address, source: Address, len_bytes: usize, stream: Handle) -> Result<()> {
         // SAFETY: as this function demands.
         let code = unsafe { (self.gpu.driver.copy)(destination, source, len_bytes, stream) };

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernels of one GPU: loaded by the driver from PTX that this library has, or from a file, without CUDA's toolkit, and tried on bytes
-//! whose copy and checksum are known before they are used for any other.
-//!
-//! **They have never run on a GPU.** Where they are not loaded, or their trial fails, copies go as they do without them, and
-//! [`Kernels::open`] says why.
+//! The kernels of one GPU: loaded by the driver from PTX that this library has, without CUDA's toolkit, and tried on bytes whose copy and
+//! checksum are known before they are used for any other. Where they are not loaded, or their trial fails, copies go as they do
+//! without them, and [`Kernels::open`] says why.
 
-use super::config::{BUILTIN, CudaConfig};
+use super::config::CudaConfig;
 use super::driver::Handle;
 use super::gpu::{Entered, Gpu};
 use super::table::Tables;
 use super::trial;
 use crate::background::held;
 use crate::error::{Error, Result};
-use std::borrow::Cow;
 use std::ffi::{CStr, c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -46,9 +43,6 @@ unsafe impl Sync for Kernels {}
 impl Kernels {
     /// Loads the kernels and tries them; why there are none otherwise.
     pub(super) fn open(gpu: &Arc<Gpu>, config: &CudaConfig) -> std::result::Result<Arc<Kernels>, String> {
-        if config.kernels == "none" {
-            return Err(format!("{} turns kernels off", super::KERNELS_ENVIRONMENT));
-        }
         let opened = gpu.enter().and_then(|entered| {
             let kernels = Arc::new(Self::load(gpu, &entered, config)?);
             trial::try_out(gpu, &kernels, &entered, config.timeout_ms.min(TRIAL_TIMEOUT_MS))?;
@@ -58,17 +52,7 @@ impl Kernels {
     }
 
     fn load(gpu: &Arc<Gpu>, entered: &Entered<'_>, config: &CudaConfig) -> Result<Kernels> {
-        let image = match config.kernels.as_str() {
-            BUILTIN => Cow::Borrowed(PTX.as_bytes()),
-            path => {
-                let mut image =
-                    std::fs::read(path).map_err(|error| Error::Os { what: format!("reading kernels for GPUs, {path}"), source: error })?;
-                // The driver reads text to its end.
-                image.push(0);
-                Cow::Owned(image)
-            }
-        };
-        let module = entered.load_module(&image)?;
+        let module = entered.load_module(PTX.as_bytes())?;
         let none = std::ptr::null_mut();
         let marks = AtomicU64::new(1);
         // Made first, so that the module is unloaded when a kernel is not in it.

@@ -60,8 +60,6 @@ pub(super) struct Lane {
     /// Recorded on streams of callers.
     mark: Handle,
     slots: [LaneSlot; 2],
-    /// From so many pieces on they are one batch.
-    batch_pieces: usize,
     /// Those whose kernels it has launched: they stay loaded.
     kernels: Option<Arc<Kernels>>,
 }
@@ -87,11 +85,10 @@ struct LaneSlot {
 unsafe impl Send for Lane {}
 
 impl Lane {
-    pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>, batch_pieces: usize) -> Result<Lane> {
+    pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
         let slot = || LaneSlot { event: null_mut(), buffer: None, tables: TableMemory::default(), is_recorded: false };
         // Made one by one, so that what was made is given back when the next one fails.
-        let mut lane =
-            Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()], batch_pieces, kernels: None };
+        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()], kernels: None };
         lane.stream = entered.make_stream()?;
         lane.mark = entered.make_event()?;
         for slot in &mut lane.slots {
@@ -149,30 +146,11 @@ impl Lane {
         unsafe { entered.wait(with_exposed_provenance_mut(stream as usize), slot.event) }
     }
 
-    /// Gives the GPU copies, all in one batch where the driver has that and they are enough. Those that it refuses, by their lists: the
-    /// others are under way.
+    /// Gives the copy engine copies, one by one. Those that it refuses, by their lists: the others are under way.
     ///
     /// # Safety
     /// What lies at the addresses may be read and written until the lane's end was seen.
     pub(super) unsafe fn give(&mut self, entered: &Entered<'_>, moves: &[Move]) -> Vec<(usize, Error)> {
-        if moves.len() >= self.batch_pieces.max(2) {
-            let mut destinations: Vec<Address> = moves.iter().map(|part| part.destination).collect();
-            let mut sources: Vec<Address> = moves.iter().map(|part| part.source).collect();
-            let mut lens_bytes: Vec<usize> = moves.iter().map(|part| part.len_bytes).collect();
-            // SAFETY: as this function demands.
-            match unsafe { entered.copy_batch(&mut destinations, &mut sources, &mut lens_bytes, self.stream) } {
-                Some(SUCCESS) => return Vec::new(),
-                Some(code) if is_lasting(code) => {
-                    let lists = moves.chunk_by(|one, other| one.list == other.list).filter_map(|run| run.first());
-                    let refused =
-                        |first: &Move| (first.list, self.gpu.failed(format_args!("copying a batch of {} pieces", moves.len()), code));
-                    return lists.map(refused).collect();
-                }
-                _ => {}
-            }
-        }
-        // One by one: the driver has no batches, not for this device, or not of these. Which copies of a refused batch are under way is not
-        // known; to make one twice does no harm.
         let mut refused: Vec<(usize, Error)> = Vec::new();
         for part in moves {
             if refused.last().is_some_and(|(list, _)| *list == part.list) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Copies between the pool and the memory of a GPU (docs/internals/design.md section 9; TraCT section 4.2, Beluga section 6.1).
 //!
-//! **This has never run on a GPU.** It was tested against a driver of our own that copies late, fails where it is told to, and complains of
-//! what a real one would not put up with. Speed was not measured.
+//! It has run on an H200 with a pool in ordinary memory (docs/internals/gpu.md), never with CXL memory. Tests have a driver of our own that
+//! copies late, fails on demand, and complains of what a real one would not put up with.
 //!
 //! A [`CudaEngine`] takes lists whose local ranges are addresses of one GPU ([`LocalPlace::Gpu`](super::LocalPlace)) and works with
 //! addresses alone: no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
 //!
-//! **One call is one batch.** All pieces of all lists are given to the GPU together, in one launch of a kernel or one batched copy where
-//! the driver has that (CUDA 12.8), on a stream beside the caller's; of more bytes than [`CudaConfig::in_flight_bytes`] in steps. They
+//! **One call is one launch.** A kernel gets all pieces of all lists together, on a stream beside the caller's; of more bytes than
+//! [`CudaConfig::in_flight_bytes`] in steps. Where no kernel can be used, the copy engine gets them one by one. They
 //! come after what the lists name ([`After`](super::After)), and the call returns when they have ended: whatever the caller does
 //! afterwards comes after the copy, on any stream. Threads that call at the same time have a stream each. Waiting sleeps. For a caller
 //! that has no thread to wait with, [`CudaEngine::start`] returns at once, and [`GpuCopy::poll`] goes on with the same steps: so the NIXL
@@ -25,8 +25,7 @@
 //! A sum has to be of the very bytes that are delivered. To sum the pool's bytes after the GPU wrote them would vouch for whatever is
 //! there, a write of a host that was thought dead included; to sum them before the GPU reads them would say nothing of what it reads. So
 //! a kernel takes it, of the words that it has loaded and stores. Kernels are loaded when the engine is opened and are used once they
-//! have moved and summed bytes of the engine's own as a CPU would have (`trial.rs`); [`Reach::no_kernels`] says why they are not. Without
-//! checksums they move what is in many short pieces, which takes one launch, and copy engines the rest (`plan.rs`).
+//! have moved and summed bytes of the engine's own as a CPU would have (`trial.rs`); [`Reach::no_kernels`] says why they are not.
 //!
 //! Where the pool cannot be registered, and with checksums where no kernel can take them (240 bytes and less included), everything goes
 //! through two pinned buffers of the host in turn: the GPU copies one while the CPU sums the other and moves it to or from the pool, with
@@ -60,11 +59,7 @@ mod transfer;
 mod trial;
 mod windows;
 
-pub use config::{
-    BATCH_PIECES_ENVIRONMENT, CudaConfig, DMA_ENVIRONMENT, Dma, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT,
-    LIBRARY_ENVIRONMENT, QUEUED_BYTES_ENVIRONMENT, REGISTER_AT_START_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT,
-    REGISTER_REQUIRED_ENVIRONMENT, TIMEOUT_ENVIRONMENT,
-};
+pub use config::{CudaConfig, DMA_ENVIRONMENT, Dma, LIBRARY_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT};
 pub use described::{DriverInfo, GpuInfo, describe};
 pub use memory::GpuMemory;
 pub use queued::QueueRoom;
@@ -143,7 +138,7 @@ pub struct Reach {
     pub registered_bytes: u64,
     /// Why a part of it could not be, the first time that happened: copies that need it go through pinned buffers.
     pub refusal: Option<String>,
-    /// Why no kernel moves bytes, if so: with checksums they go through pinned buffers, without by copy engines.
+    /// Why no kernel moves bytes, if so: with checksums they go through pinned buffers, without by the copy engine.
     pub no_kernels: Option<String>,
     /// How DMA is taken to go on this host.
     pub dma: Dma,
@@ -159,9 +154,7 @@ impl CudaEngine {
         config.check()?;
         let gpu = Gpu::open(Driver::load(&config.library)?, device)?;
         let kernels = Kernels::open(&gpu, config);
-        if let Err(reason) = &kernels
-            && config.kernels != "none"
-        {
+        if let Err(reason) = &kernels {
             log::warn!("GPU {device}: no kernels, so blocks with checksums go through pinned buffers: {reason}");
         }
         Ok(CudaEngine {
@@ -222,7 +215,7 @@ impl CudaEngine {
             return Err(Error::Gpu { device: self.gpu.number(), what });
         }
         let idle = held(&self.idle).pop();
-        idle.map_or_else(|| Lane::new(&self.gpu, entered, self.config.batch_pieces), Ok)
+        idle.map_or_else(|| Lane::new(&self.gpu, entered), Ok)
     }
 
     /// Keeps a lane whose copies go on although no caller waits for them any more.

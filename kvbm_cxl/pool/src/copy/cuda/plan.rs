@@ -56,8 +56,8 @@ impl<'e> Plan<'e> {
         match kernels {
             None if is_summed => buffers,
             Some(kernels) if is_summed => Plan::Direct(registered, Mover::SummingKernel(kernels.clone())),
-            Some(kernels) if is_for_kernel(transfer, means.config) => Plan::Direct(registered, Mover::Kernel(kernels.clone())),
-            _ => Plan::Direct(registered, Mover::Engines),
+            Some(kernels) => Plan::Direct(registered, Mover::Kernel(kernels.clone())),
+            None => Plan::Direct(registered, Mover::Engines),
         }
     }
 
@@ -65,12 +65,6 @@ impl<'e> Plan<'e> {
     pub(super) fn is_direct(&self) -> bool {
         matches!(self, Plan::Direct(..))
     }
-}
-
-/// Whether the pieces are many and short: then a launch costs less than their copies.
-fn is_for_kernel(transfer: &Transfer<'_>, config: &CudaConfig) -> bool {
-    let (count, len_bytes) = transfer.pieces().fold((0, 0u64), |(count, sum), piece| (count + 1, sum + piece.len_bytes as u64));
-    count >= config.kernel_pieces.max(1) && len_bytes / count as u64 <= config.kernel_piece_bytes && config.kernel_piece_bytes > 0
 }
 
 /// Moves that the GPU is given at a time.

@@ -37,15 +37,14 @@ impl CudaEngine {
         let limit = self.config.queued_bytes;
         if len_bytes > limit {
             return Err(Error::Invalid(format!(
-                "{len_bytes} bytes in one call that a stream orders, of at most {limit}: ask for fewer blocks at a time, or raise \
-                 CXL_CUDA_QUEUED_BYTES"
+                "{len_bytes} bytes in one call that a stream orders, of at most {limit}: ask for fewer blocks at a time"
             )));
         }
         let more = |queued: u64| queued.checked_add(len_bytes).filter(|sum| *sum <= limit || mutant!("stream.unbounded"));
         match self.queued_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
             Ok(_) => Ok(QueueRoom { engine: self.clone(), len_bytes }),
             Err(_) => {
-                let advice = "wait for the end of earlier ones, or raise CXL_CUDA_QUEUED_BYTES";
+                let advice = "wait for the end of earlier ones";
                 Err(Error::Full { what: "the room for bytes of copies that streams order", limit, advice })
             }
         }

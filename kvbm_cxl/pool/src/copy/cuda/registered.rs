@@ -102,11 +102,9 @@ impl Registered {
         found != Granule::Refused
     }
 
-    /// How many granules the first bytes of the pool are, 0 = all of it.
+    /// How many granules the first bytes of the pool are.
     pub(super) fn granules_of(&self, len_bytes: u64) -> u64 {
-        let all = self.memory.len_bytes();
-        let wanted = if len_bytes == 0 { all } else { len_bytes.min(all) };
-        wanted.div_ceil(self.granule_bytes)
+        len_bytes.min(self.memory.len_bytes()).div_ceil(self.granule_bytes)
     }
 
     /// Bytes from an offset to the end of its granule: what the driver knows as one range.

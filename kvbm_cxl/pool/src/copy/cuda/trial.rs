@@ -40,7 +40,7 @@ fn pattern(index: usize) -> u8 {
 /// # Errors
 /// [`Error::Gpu`] that says what was wrong. What a kernel may still be at is never given back then.
 pub(super) fn try_out(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, entered: &Entered<'_>, timeout_ms: u64) -> Result<()> {
-    let mut lane = Lane::new(gpu, entered, usize::MAX)?;
+    let mut lane = Lane::new(gpu, entered)?;
     let scratch = entered.allocate(GPU_BYTES)?;
     let tried = run(gpu, kernels, entered, &mut lane, scratch, timeout_ms);
     // Whatever was wrong, nothing is given back before the stream is known to be idle.

@@ -45,7 +45,7 @@ impl Inner {
             return Ok(());
         }
         let standing = active.standings[ask.slot as usize];
-        if !active.is_whole[ask.slot as usize] {
+        if !active.is_whole[ask.slot as usize] && !mutant!("heal.binds_beside_damaged_row") {
             // A row that cannot be read may hold the next incarnation for dead already.
             return Ok(());
         }

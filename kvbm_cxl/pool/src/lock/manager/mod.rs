@@ -230,7 +230,9 @@ impl Inner {
             return Ok(());
         }
         active.standings[slot as usize].fenced = active.standings[slot as usize].fenced.max(incarnation);
-        self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
+        if !mutant!("heal.fence_is_not_noted") {
+            self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
+        }
         self.publish_row(active.seat, slot, &active.fences)
     }
 

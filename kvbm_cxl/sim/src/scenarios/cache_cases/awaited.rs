@@ -57,7 +57,7 @@ pub(super) fn awaited(seed: u64) -> std::result::Result<Stats, Failure> {
         await_presence(me, K, Presence::There, "a block that was committed is there")?;
         me.must_find(K)?;
         await_presence(me, L, Presence::Absent, "a block that was given up is not awaited")?;
-        me.expect(me.presence(M)? == Presence::Coming, "a block whose writer goes on is awaited")?;
+        me.expect(me.presence(M)? == Presence::Coming, "a block whose writer lives is awaited")?;
         me.say("M is awaited");
         me.hear("Z is fenced")?;
         await_presence(me, M, Presence::Absent, "a block of a fenced host is not awaited")?;
