@@ -25,6 +25,7 @@ const MAX_QUEUES: usize = 1024;
 pub unsafe trait WorkQueue: Send {
     /// Hands a descriptor over; false when the queue has no room just now.
     fn submit(&mut self, descriptor: &Descriptor) -> bool;
+    /// Limits of the queue.
     fn limits(&self) -> Limits;
 }
 
