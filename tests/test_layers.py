@@ -29,8 +29,16 @@ def test_no_module_uses_a_higher_layer(sources):
 
 
 def test_no_circle_is_large(sources):
-    large = [["::".join(module) for module in circle] for circle in layers.circles(sources) if len(circle) > layers.MAX_CIRCLE_FILES]
+    large = list(layers.large_circles(sources))
     assert not large, f"modules that use each other, in circles of more than {layers.MAX_CIRCLE_FILES} files: {large}"
+
+
+def test_a_large_circle_is_found_in_the_pool_and_in_the_c_interface():
+    def large(count, root):
+        return list(layers.large_circles([(f"{root}{name}.rs", text) for name, text in ring_of(count).items()]))
+
+    for root in (layers.SOURCES, layers.C_SOURCES):
+        assert large(3, root) == [["m0", "m1", "m2"]] and large(2, root) == []
 
 
 def test_every_module_is_in_one_layer_and_the_page_says_the_same():

@@ -262,6 +262,31 @@ def bare_type_names(files):
             seen.setdefault(key, where)
 
 
+# Functions do something or return something: their names are verbs or nouns, and no bare participles.
+PARTICIPLES = (
+    "asked begun bound built done drawn felt found given gone heard held kept known lent lost made met said seen sent shown spoilt taken "
+    "told understood written"
+)
+_PARTICIPLE = re.compile(r"\bfn\s+((?:un)?(?:[a-z]+ed|" + "|".join(PARTICIPLES.split()) + r"))\s*[(<]")
+VERB_ROOTS = ("kvbm_cxl/pool/src/", "kvbm_cxl/capi/src/", "python/src/")
+KNOWN_PARTICIPLES = set(
+    """
+    added asked awaited bound bounded checked closed damaged decided done enabled ended escaped failed flushed forked granted
+    healed held hinted joined kept locked opened owned pinned published pulled queued refused removed repaired reported shown
+    sorted striped unbound unfinished unflushed written
+    """.split()
+)
+
+
+def names_are_verbs(path, text):
+    """A function of the pool, its C interface or its Python module is called by a verb or noun of the field."""
+    if path.startswith(VERB_ROOTS) and is_rust(path) and not is_test_code(path):
+        for line, reason in _matches(_PARTICIPLE, without_tests(masked(text)), "{}"):
+            name = re.split(r"[\s(<]+", reason)[1]
+            if name not in KNOWN_PARTICIPLES:
+                yield line, f"fn {name} is a participle: say what it does or returns"
+
+
 # Code that tests consist of, whose functions assert for them.
 SIMULATOR = "kvbm_cxl/sim/"
 # What fails a test when it is called: calls of pytest, subprocess and numpy.
@@ -387,5 +412,6 @@ FILE_CHECKS = [
     locks_without_urls,
     names_the_actor,
     media_lines,
+    names_are_verbs,
     no_links,
 ]

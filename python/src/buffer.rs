@@ -15,10 +15,6 @@ unsafe impl Send for Export {}
 unsafe impl Sync for Export {}
 
 impl Export {
-    /// Of an object.
-    ///
-    /// # Errors
-    /// `InvalidError` for an object without memory to copy.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the object is alive, the view is ours; it has an address of its own, which it keeps until its release.
@@ -56,7 +52,6 @@ impl Export {
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, b'C' as _) != 0 }
     }
 
-    /// Items in each dimension.
     pub fn shape(&self) -> Vec<usize> {
         self.dimensions(self.0.shape).iter().map(|count| count.unsigned_abs()).collect()
     }

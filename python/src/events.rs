@@ -16,7 +16,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// One event.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Event {
-    /// `stored`, `removed`, `evicted`, `cleared`, or `lost`.
     #[pyo3(get)]
     kind: &'static str,
     #[pyo3(get)]
@@ -87,7 +86,6 @@ impl Event {
 pub struct Events(Native<Subscriber>);
 
 impl Events {
-    /// Over a subscription.
     pub fn new(subscriber: Subscriber) -> Self {
         Events(Native::new(subscriber))
     }

@@ -11,7 +11,6 @@ use pyo3::types::{PyDict, PyList};
 /// Part of the pool that cells take where no share is given, in hundredths.
 const DEFAULT_PERCENT: u32 = 75;
 
-/// The pool that a text names, or the environment.
 pub fn spec_of(text: Option<&str>) -> Outcome<PoolSpec> {
     Ok(text.map_or_else(PoolSpec::from_env, PoolSpec::parse)?)
 }
@@ -41,7 +40,6 @@ fn areas_of(text: &str) -> Outcome<Vec<CellArea>> {
     Ok(areas)
 }
 
-/// Word for a mode in Python.
 pub fn coherence_text(mode: CoherenceMode) -> &'static str {
     match mode {
         CoherenceMode::Software => "software",

@@ -19,7 +19,6 @@ extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Has forks counted from now on.
 pub fn notice_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -33,12 +32,10 @@ pub fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The process in which something was opened.
 #[derive(Clone, Copy)]
 pub struct Birth(usize);
 
 impl Birth {
-    /// This one.
     pub fn now() -> Self {
         Birth(FORKS.load(Ordering::Relaxed))
     }
@@ -57,15 +54,10 @@ pub struct Native<T> {
 }
 
 impl<T> Native<T> {
-    /// A value of this process.
     pub fn new(value: T) -> Self {
         Native { birth: Birth::now(), value: Some(value) }
     }
 
-    /// The value, in its own process.
-    ///
-    /// # Errors
-    /// [`Failure::forked`].
     pub fn get(&self, what: &str) -> Outcome<&T> {
         match &self.value {
             Some(value) if self.birth.is_here() => Ok(value),
@@ -110,23 +102,15 @@ impl<T> OpenHandle<T> {
         OpenHandle { what, live: Native::new(Mutex::new(Some(Arc::new(value)))) }
     }
 
-    /// Takes hold of it for one call.
-    ///
-    /// # Errors
-    /// [`Failure::closed`], [`Failure::forked`].
     pub fn hold(&self) -> Outcome<Arc<T>> {
         held(self.live.get(self.what)?).clone().ok_or_else(|| Failure::closed(self.what))
     }
 
     /// Refuses every process but the one that opened it.
-    ///
-    /// # Errors
-    /// [`Failure::forked`].
     pub fn check_here(&self) -> Outcome<()> {
         self.live.get(self.what).map(drop)
     }
 
-    /// Whether calls can take hold of it.
     pub fn is_open(&self) -> bool {
         self.hold().is_ok()
     }
@@ -145,7 +129,6 @@ pub struct End {
 }
 
 impl End {
-    /// Said by the drop of what was closed.
     pub fn tell(&self, result: Result<(), Error>) {
         *held(&self.result) = Some(result);
         self.told.notify_all();

@@ -28,7 +28,6 @@ mod watch;
 
 use pyo3::prelude::*;
 
-/// What `kvbm_cxl` takes its classes from.
 #[pymodule]
 mod _native {
     #[pymodule_export]

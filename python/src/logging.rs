@@ -26,7 +26,6 @@ struct Entry {
     text: String,
 }
 
-/// The queue to the thread, and the process in which it was started.
 struct Queue {
     birth: Birth,
     sender: SyncSender<Entry>,
@@ -120,10 +119,6 @@ pub fn end_logging(py: Python<'_>) {
     });
 }
 
-/// Has warnings and errors of the pool handed to Python from now on.
-///
-/// # Errors
-/// Those of the import of `atexit`.
 pub fn install(py: Python<'_>) -> PyResult<()> {
     // Fails only where this was done before.
     if log::set_logger(&Bridge).is_ok() {

@@ -17,13 +17,9 @@ use std::time::Duration;
 /// Period of the allocator's upkeep, in milliseconds.
 const UPKEEP_MS: u64 = 100;
 
-/// A member of a pool. Its drop leaves in good order.
 pub struct Member {
-    /// The pool as this process maps it.
     pub pool: Pool,
-    /// The host.
     pub host: Host,
-    /// Told when it has left.
     pub end: Arc<End>,
     /// Blocks in the hands of Python: while there are some, closing does not wait for the end.
     pub blocks: AtomicUsize,
@@ -71,15 +67,10 @@ impl Keeper {
 }
 
 impl Member {
-    /// A member from now on.
     pub fn new(pool: Pool, host: Host, service: Service) -> Self {
         Member { pool, host, end: Arc::default(), blocks: AtomicUsize::new(0), allocator: Mutex::new(None), service: Some(service) }
     }
 
-    /// The allocator of this process, started when it is first wanted.
-    ///
-    /// # Errors
-    /// Those of [`Allocator::attach`].
     pub fn allocator(&self) -> Outcome<Arc<Allocator>> {
         let mut keeper = held(&self.allocator);
         if let Some(keeper) = &*keeper {
@@ -89,7 +80,6 @@ impl Member {
         Ok(keeper.insert(started).allocator.clone())
     }
 
-    /// Names of objects.
     pub fn objects(&self) -> Objects {
         Objects::new(&self.host)
     }

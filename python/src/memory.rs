@@ -56,7 +56,6 @@ impl Block {
         Ok(allocator.free(self.offset)?)
     }
 
-    /// Writes a part back and drops it from this host's caches.
     fn flush(&self, at: u64, len_bytes: u64) -> Outcome<()> {
         let memory = self.member.pool.lines().memory();
         memory.flush_range(self.offset + at, len_bytes)?;
@@ -91,15 +90,11 @@ impl Drop for Block {
 pub struct PoolMemory {
     block: Native<Block>,
     address: usize,
-    /// Buffers of it that the program has.
     exports: AtomicUsize,
 }
 
 impl PoolMemory {
     /// Allocates a block.
-    ///
-    /// # Errors
-    /// Those of the allocator and of the table of names.
     pub fn allocate(member: Arc<Member>, len_bytes: u64, name: Option<String>, kept: Option<bool>) -> Outcome<Self> {
         // No other process can name the rest: it ends with its process.
         let kept = kept.unwrap_or(name.is_some());
@@ -140,10 +135,6 @@ impl PoolMemory {
         Self::over(member, block.offset, len_bytes, name)
     }
 
-    /// The memory that a name stands for.
-    ///
-    /// # Errors
-    /// [`cxl_pool::Error::NotFound`].
     pub fn find(member: Arc<Member>, name: String) -> Outcome<Self> {
         let found = member.objects().get(name.as_bytes(), member.timeout_ms())?;
         Self::over(member, found.offset, found.len_bytes, Some(name))

@@ -17,9 +17,6 @@ fn is_of_now(member: &Member, host: &HostStats) -> bool {
 
 /// The counters that every host has published in the pool, as text for Prometheus, under the names of `cxlctl exporter`
 /// (docs/operating/metrics.md). Counters that the pool has no room for, or that their host has not published yet, are left out.
-///
-/// # Errors
-/// Those of the memory.
 pub fn of_pool(member: &Member) -> Outcome<String> {
     let hosts: Vec<HostStats> = read_all(member.pool.lines())?.into_iter().filter(|host| is_of_now(member, host)).collect();
     let mut text = String::new();

@@ -13,10 +13,6 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Namespace(pub cxl_pool::cache::Namespace);
 
-/// A key as Python has it.
-///
-/// # Errors
-/// `InvalidError` for anything but 16 bytes.
 pub fn key_of(key: &Bound<'_, PyAny>) -> PyResult<BlockKey> {
     match key.cast::<PyBytes>() {
         Ok(bytes) => match bytes.as_bytes().try_into() {
@@ -104,7 +100,6 @@ impl Namespace {
         format!("Namespace({})", self.0)
     }
 
-    /// For pickle.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         Ok((py.get_type::<Namespace>().getattr("from_bytes")?, (self.__bytes__(py),)))
     }
@@ -127,9 +122,6 @@ pub fn chain_key<'py>(
 }
 
 /// Keys of blocks, each with its parent's where parents are given: one for each key.
-///
-/// # Errors
-/// `InvalidError` for other numbers of bytes, and for another number of parents.
 pub fn chained_keys_of(keys: &Bound<'_, PyAny>, parents: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(BlockKey, Option<BlockKey>)>> {
     let keys = keys_of(keys)?;
     let mut given = vec![None; keys.len()];

@@ -17,12 +17,10 @@ pub struct PinSet {
 }
 
 impl PinSet {
-    /// Of blocks that were just pinned.
     pub fn new(pinned: Vec<Pinned>) -> Self {
         PinSet { count: pinned.len().into(), pinned: Native::new(Mutex::new(pinned)) }
     }
 
-    /// Gives them back.
     pub fn release(&self) {
         if let Ok(pinned) = self.pinned.get("the pins") {
             // Under the lock, so that a thread that closes the cache meanwhile waits for the last of them: a pin keeps the cache open.
@@ -40,12 +38,10 @@ impl PinSet {
 /// What keeps a chain of blocks from being evicted.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Pins {
-    /// And the cache, which stays open as long as there are pins of it.
     held: Option<(Arc<PinSet>, Arc<OpenHandle<OpenCache>>)>,
 }
 
 impl Pins {
-    /// Pins of a cache.
     pub fn new(set: Arc<PinSet>, handle: Arc<OpenHandle<OpenCache>>) -> Self {
         Pins { held: Some((set, handle)) }
     }

@@ -127,9 +127,6 @@ impl Queued {
 }
 
 /// The word of a block's answer, `None` for a block that was pulled.
-///
-/// # Errors
-/// Why it failed.
 fn word_of(answer: &Answer, is_publish: bool) -> Outcome<Option<&'static str>> {
     match answer {
         Answer::Done => Ok(is_publish.then_some(STORED)),

@@ -18,7 +18,6 @@ pub struct ReservedSet {
 }
 
 impl ReservedSet {
-    /// Of cells that were just reserved.
     pub fn new(reserved: ReservedCells) -> Self {
         ReservedSet { reserved: Native::new(Mutex::new(reserved)) }
     }

@@ -20,7 +20,7 @@ pub struct TraceRecorder {
 }
 
 impl TraceRecorder {
-    fn held(&self) -> Outcome<Arc<Recorder>> {
+    fn recorder(&self) -> Outcome<Arc<Recorder>> {
         self.handle.hold()
     }
 }
@@ -38,25 +38,25 @@ impl TraceRecorder {
 
     fn asked(&self, ns: &Namespace, keys: &Bound<'_, PyAny>, tokens: u64, found_tokens: u64) -> PyResult<()> {
         let keys = keys_of(keys)?;
-        self.held()?.asked(ns.0, &keys, tokens, found_tokens);
+        self.recorder()?.asked(ns.0, &keys, tokens, found_tokens);
         Ok(())
     }
 
     fn published(&self, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<()> {
         let keys = keys_of(keys)?;
-        self.held()?.published(ns.0, &keys);
+        self.recorder()?.published(ns.0, &keys);
         Ok(())
     }
 
     #[getter]
     fn counts(&self) -> PyResult<(u64, u64, u64)> {
-        let counts = self.held()?.counts();
+        let counts = self.recorder()?.counts();
         Ok((counts.written, counts.dropped, counts.failed))
     }
 
     #[getter]
     fn last_error(&self) -> PyResult<Option<String>> {
-        Ok(self.held()?.last_error())
+        Ok(self.recorder()?.last_error())
     }
 
     #[getter]

@@ -47,7 +47,6 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of a cache.
     pub fn new(watch: cxl_pool::cache::Watch, handle: &Arc<OpenHandle<OpenCache>>) -> Self {
         Watch { native: Native::new(Mutex::new(watch)), handle: Arc::downgrade(handle) }
     }

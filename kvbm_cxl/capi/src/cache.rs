@@ -1,48 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The prefix cache of one handle: reservations and pins by number, because C cannot own them.
 
-use crate::handle::fresh_number;
+use crate::numbers::Numbers;
 use crate::status::{Failure, Outcome, Status};
-use crate::types::{Block, BlockId, CacheOptions, Piece};
+use crate::types::{Block, BlockId, CACHE_CHECKSUMS, CacheOptions, Piece};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned, PublishRequest, Pulled, Reservation, Reserved, Upkeep};
-use cxl_pool::copy::{CopyConfig, LocalRange};
+use cxl_pool::copy::{CopyConfig, LocalPlace, LocalRange};
 use cxl_pool::host::Host;
-use cxl_pool::metrics::Metrics;
-use std::collections::HashMap;
+use cxl_pool::metrics::{Metrics, MissReason};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// Compute and compare a checksum of every block.
-pub const CACHE_CHECKSUMS: u32 = 1;
-
-/// What a handle can stand for.
-enum Held {
-    Reservation(Box<Reservation>),
-    Pin(Arc<Pinned>),
-}
-
-/// The cache as one handle uses it.
 pub struct CacheMember {
-    /// Declared before the cache, so that what it holds goes first.
-    held: Mutex<HashMap<u64, Held>>,
+    /// Declared before the cache, so that reservations and pins go first.
+    reservations: Numbers<Box<Reservation>>,
+    pins: Numbers<Arc<Pinned>>,
     upkeep: Upkeep,
     cache: Cache,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn miss(what: impl std::fmt::Display) -> Failure {
     Failure::new(Status::E_NOT_FOUND, format!("the block is not in the cache ({what})"))
 }
 
-fn unknown(handle: u64) -> Failure {
+fn unknown_error(handle: u64) -> Failure {
     Failure::new(Status::E_CLOSED, format!("{handle} is not the handle of a reserved or pinned block (was it given back?)"))
 }
 
-/// Pieces as the copy engine takes them.
 fn ranges(pieces: &[Piece]) -> Outcome<Vec<LocalRange>> {
     let range = |piece: &Piece| match NonNull::new(piece.ptr as *mut u8) {
         Some(address) => Ok(LocalRange { address, len_bytes: piece.len_bytes }),
@@ -64,8 +49,16 @@ fn first_bytes(pieces: &[LocalRange], len_bytes: u64) -> Outcome<Vec<LocalRange>
     if left == 0 { Ok(taken) } else { Err(Failure::invalid(format!("the pieces are {left} bytes too short for the block"))) }
 }
 
+/// Fills a reservation from pieces.
+///
+/// # Safety
+/// The pieces may be read and no thread writes to them.
+unsafe fn fill(reservation: &mut Reservation, pieces: &[LocalRange]) -> cxl_pool::Result<()> {
+    // SAFETY: as demanded of the caller.
+    unsafe { Reservation::fill_all_raw(std::slice::from_mut(reservation), LocalPlace::Host, |_| pieces.iter().copied()) }
+}
+
 impl CacheMember {
-    /// Opens the cache of this process.
     pub fn open(host: &Host, options: &CacheOptions, metrics: &Arc<Metrics>) -> Outcome<CacheMember> {
         if options.flags & !CACHE_CHECKSUMS != 0 || options.reserved != 0 {
             return Err(Failure::invalid("cxl_shm_cache_options_t has unknown flags, or its reserved member is not zero"));
@@ -86,26 +79,19 @@ impl CacheMember {
         }
         let cache = Cache::open(host, config)?;
         let upkeep = cache.serve()?;
-        Ok(CacheMember { held: Mutex::default(), upkeep, cache })
+        Ok(CacheMember { reservations: Numbers::new(), pins: Numbers::new(), upkeep, cache })
     }
 
     /// Ends it: reservations are given up, pins given back.
     pub fn close(self) -> Outcome<()> {
-        let CacheMember { held, upkeep, cache, .. } = self;
-        drop(held);
+        let CacheMember { reservations, pins, upkeep, cache } = self;
+        drop((reservations, pins));
         drop(upkeep);
         Ok(cache.close()?)
     }
 
-    /// The cache itself.
     pub fn cache(&self) -> &Cache {
         &self.cache
-    }
-
-    fn keep(&self, held: Held) -> u64 {
-        let handle = fresh_number();
-        locked(&self.held).insert(handle, held);
-        handle
     }
 
     fn describe(&self, handle: u64, offset: u64, len_bytes: u64, address: Option<NonNull<u8>>, owner: u32) -> Block {
@@ -122,14 +108,14 @@ impl CacheMember {
 
     /// Reserves a block.
     pub fn reserve(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Block> {
-        let reservation = self.reserved(id, parent, len_bytes)?;
+        let reservation = self.make_reservation(id, parent, len_bytes)?;
         let (offset, address) = (reservation.offset(), reservation.address());
         let owner = self.cache.host().slot().into();
-        let handle = self.keep(Held::Reservation(Box::new(reservation)));
+        let handle = self.reservations.add(Box::new(reservation));
         Ok(self.describe(handle, offset, len_bytes, address, owner))
     }
 
-    fn reserved(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Reservation> {
+    fn make_reservation(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Reservation> {
         let request =
             PublishRequest { namespace: Namespace(id.name_space), key: BlockKey(id.key), parent: parent.map(BlockKey), len_bytes };
         let full = |what: &str| Err(Failure::new(Status::E_FULL, what));
@@ -151,9 +137,9 @@ impl CacheMember {
         let ranges = ranges(pieces)?;
         let len_bytes = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len_bytes as u64));
         let len_bytes = len_bytes.ok_or_else(|| Failure::invalid("the pieces have more bytes than there are"))?;
-        let mut reservation = self.reserved(id, parent, len_bytes)?;
+        let mut reservation = self.make_reservation(id, parent, len_bytes)?;
         // SAFETY: as demanded of the caller.
-        unsafe { reservation.fill_raw(ranges) }?;
+        unsafe { fill(&mut reservation, &ranges) }?;
         Ok(reservation.commit()?)
     }
 
@@ -166,20 +152,22 @@ impl CacheMember {
         // Out of the table while it is filled: no call commits or aborts it meanwhile, and the table is not locked.
         let mut reservation = self.take_reservation(handle)?;
         // SAFETY: as demanded of the caller.
-        let filled = unsafe { reservation.fill_raw(ranges) };
-        locked(&self.held).insert(handle, Held::Reservation(reservation));
+        let filled = unsafe { fill(&mut reservation, &ranges) };
+        self.reservations.insert(handle, reservation);
         Ok(filled?)
     }
 
     fn take_reservation(&self, handle: u64) -> Outcome<Box<Reservation>> {
-        let mut held = locked(&self.held);
-        match held.remove(&handle) {
-            Some(Held::Reservation(reservation)) => Ok(reservation),
-            Some(other) => {
-                held.insert(handle, other);
-                Err(Failure::invalid(format!("{handle} is a pinned block, not a reserved one")))
-            }
-            None => Err(unknown(handle)),
+        self.reservations.remove(handle).ok_or_else(|| match self.pins.has(handle) {
+            true => Failure::invalid(format!("{handle} is a pinned block, not a reserved one")),
+            false => unknown_error(handle),
+        })
+    }
+
+    fn no_pin(&self, handle: u64) -> Failure {
+        match self.reservations.has(handle) {
+            true => Failure::invalid(format!("{handle} is a reserved block, not a pinned one")),
+            false => unknown_error(handle),
         }
     }
 
@@ -199,42 +187,39 @@ impl CacheMember {
     /// The pieces may be written and no other thread uses them.
     pub unsafe fn pull(&self, id: &BlockId, pieces: &[Piece]) -> Outcome<u64> {
         let ranges = ranges(pieces)?;
-        let (namespace, key) = (Namespace(id.name_space), BlockKey(id.key));
-        let Some(found) = self.cache.lookup(namespace, key)? else { return Err(miss("absent")) };
-        let taken = first_bytes(&ranges, found.len_bytes)?;
+        let keys = [BlockKey(id.key)];
+        let places = |_, len_bytes| first_bytes(&ranges, len_bytes).unwrap_or_default();
         // SAFETY: as demanded of the caller.
-        match unsafe { self.cache.pull_raw(namespace, key, &taken) }? {
-            Pulled::Hit { len_bytes } => Ok(len_bytes),
-            Pulled::Miss(reason) => Err(miss(reason)),
+        let pulled = unsafe { self.cache.pull_all_raw(Namespace(id.name_space), &keys, LocalPlace::Host, places) }?;
+        match pulled[..] {
+            [Pulled::Hit { len_bytes }] => Ok(len_bytes),
+            [Pulled::Miss(MissReason::Length)] => Err(Failure::invalid("the pieces are too short for the block")),
+            [Pulled::Miss(reason)] => Err(miss(reason)),
+            _ => Err(miss("absent")),
         }
     }
 
-    fn pinned(&self, pinned: Pinned) -> Block {
+    fn add_pin(&self, pinned: Pinned) -> Block {
         let (offset, len_bytes, address, owner) = (pinned.offset(), pinned.len_bytes(), pinned.address(), pinned.owner().into());
-        let handle = self.keep(Held::Pin(Arc::new(pinned)));
+        let handle = self.pins.add(Arc::new(pinned));
         self.describe(handle, offset, len_bytes, address, owner)
     }
 
     /// Pins a block.
     pub fn pin(&self, id: &BlockId) -> Outcome<Block> {
         match self.cache.pin(Namespace(id.name_space), BlockKey(id.key))? {
-            Ok(pinned) => Ok(self.pinned(pinned)),
+            Ok(pinned) => Ok(self.add_pin(pinned)),
             Err(reason) => Err(miss(reason)),
         }
     }
 
-    /// Pins the leading blocks of a chain.
     pub fn pin_chain(&self, namespace: [u8; 16], keys: &[[u8; 16]]) -> Outcome<Vec<Block>> {
         let pinned = self.cache.pin_chain(Namespace(namespace), bytemuck::cast_slice(keys))?;
-        Ok(pinned.into_iter().map(|pinned| self.pinned(pinned)).collect())
+        Ok(pinned.into_iter().map(|pinned| self.add_pin(pinned)).collect())
     }
 
     fn pin_of(&self, handle: u64) -> Outcome<Arc<Pinned>> {
-        match locked(&self.held).get(&handle) {
-            Some(Held::Pin(pinned)) => Ok(pinned.clone()),
-            Some(Held::Reservation(..)) => Err(Failure::invalid(format!("{handle} is a reserved block, not a pinned one"))),
-            None => Err(unknown(handle)),
-        }
+        self.pins.get(handle).ok_or_else(|| self.no_pin(handle))
     }
 
     /// Copies a pinned block to pieces, which may have more room.
@@ -245,7 +230,7 @@ impl CacheMember {
         let pinned = self.pin_of(handle)?;
         let taken = first_bytes(&ranges(pieces)?, pinned.len_bytes())?;
         // SAFETY: as demanded of the caller.
-        let mut list = unsafe { pinned.scatter_raw(taken) }?;
+        let mut list = unsafe { pinned.scatter_in(LocalPlace::Host, taken) }?;
         pinned.copy(&mut list)?.map_or(Ok(()), |reason| Err(miss(reason)))
     }
 
@@ -259,18 +244,7 @@ impl CacheMember {
         if self.pin_of(handle)?.is_unchanged()? { Ok(()) } else { Err(miss("it changed while it was used")) }
     }
 
-    /// Gives a pin back.
     pub fn unpin(&self, handle: u64) -> Outcome<()> {
-        let mut held = locked(&self.held);
-        match held.get(&handle) {
-            Some(Held::Pin(_)) => {
-                let pin = held.remove(&handle);
-                drop(held);
-                drop(pin);
-                Ok(())
-            }
-            Some(Held::Reservation(..)) => Err(Failure::invalid(format!("{handle} is a reserved block, not a pinned one"))),
-            None => Err(unknown(handle)),
-        }
+        self.pins.remove(handle).map(drop).ok_or_else(|| self.no_pin(handle))
     }
 }

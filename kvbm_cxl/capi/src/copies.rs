@@ -6,20 +6,14 @@ use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome};
 use crate::types::{COPY_IN, COPY_OUT, COPY_WITHIN, Copy};
 use cxl_pool::coherence::Coherence;
-use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, LocalRange, ReadList, WriteList};
+use cxl_pool::copy::{Checksum, CopyEngine, LocalRange, ReadList, WriteList};
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 /// Bytes that are on their way between two places of the pool.
 const BOUNCE_BYTES: usize = 256 << 10;
 /// Copies out of a pool from this length on are the engine's: it flushes ahead of the copy, and copies larger ones past the caches.
 const LARGE_BYTES: usize = 32 << 10;
-
-/// The engine of lists: as `CXL_COPY` says, but in the caller's thread alone. Who wants several threads makes several calls.
-pub fn engine() -> Outcome<Arc<dyn CopyEngine>> {
-    Ok(cxl_pool::copy::engine(CopyConfig { workers: 0, ..CopyConfig::from_env()? }, None, None)?)
-}
 
 /// Copies the current bytes from `offset` of `memory`.
 pub fn copy_out<'e>(

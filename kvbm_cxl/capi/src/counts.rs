@@ -12,7 +12,6 @@ use std::sync::Arc;
 /// How often a host publishes, in milliseconds.
 const PERIOD_MS: u64 = 500;
 
-/// The counters of one membership.
 pub struct Counts {
     /// Also the cache's, because a membership has one place among its host's.
     pub metrics: Arc<Metrics>,
@@ -24,7 +23,6 @@ fn stat_of(counter: u32) -> Outcome<Stat> {
 }
 
 impl Counts {
-    /// All zero.
     pub fn of(host: &Host) -> Outcome<Counts> {
         Ok(Counts { metrics: Arc::default(), board: StatsBoard::of(host)? })
     }
@@ -59,7 +57,6 @@ impl Counts {
     }
 }
 
-/// What the host in a slot has published of a counter.
 pub fn of_host(lines: &Lines, slot: u32, counter: u32) -> Outcome<u64> {
     let stat = stat_of(counter)?;
     let slot = u16::try_from(slot).ok().filter(|slot| u32::from(*slot) < lines.layout().geometry().slots);

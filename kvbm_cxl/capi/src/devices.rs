@@ -3,7 +3,8 @@
 
 use crate::copies;
 use crate::handle;
-use crate::pool::OpenPool;
+use crate::numbers::Numbers;
+use crate::pool::{OpenPool, copy_engine};
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{CxlDevice, CxlPool};
 use cxl_pool::coherence::{Coherence, CoherenceOptions, MappedMemory, over_mapping};
@@ -12,19 +13,15 @@ use cxl_pool::device::{Access, Device, Sysfs, map_part};
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::media::{Piece, Stripes, Superblock};
 use cxl_pool::pool::pools_on;
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// Where the bytes of a device are.
 enum DevicePlace {
-    /// In a mapping of their own.
     Alone(MappedMemory),
     /// In the pool with this handle, as the pieces say, which are sorted by their offset on the device.
     InPool(usize, Vec<Piece>),
 }
 
-/// An open device.
 struct DeviceEntry {
     place: DevicePlace,
     engine: Arc<dyn CopyEngine>,
@@ -33,8 +30,7 @@ struct DeviceEntry {
     writable: bool,
 }
 
-/// A device that is part of a pool, or would be overwritten as one.
-fn refused(name: &str, reason: &str) -> Failure {
+fn refusal(name: &str, reason: &str) -> Failure {
     Failure::new(Status::E_EXISTS, format!("{name} {reason}"))
 }
 
@@ -96,12 +92,12 @@ impl DeviceEntry {
             None => {
                 let memory = over_mapping(map_part(&device, 0, len_bytes)?, &CoherenceOptions::from_env()?)?;
                 if holds_a_pool(&*memory.memory, 0, 0)? || !pools_on(&device)?.is_empty() {
-                    return Err(refused(&name, "is a device of another pool: open that pool to reach its blocks"));
+                    return Err(refusal(&name, "is a device of another pool: open that pool to reach its blocks"));
                 }
                 DevicePlace::Alone(memory)
             }
         };
-        Ok(DeviceEntry { place, engine: copies::engine()?, name, len_bytes, writable })
+        Ok(DeviceEntry { place, engine: copy_engine()?, name, len_bytes, writable })
     }
 
     /// Runs `step` for each stretch of memory that makes up a range of the device: its memory, its offset there, its length.
@@ -117,7 +113,7 @@ impl DeviceEntry {
         match &self.place {
             DevicePlace::Alone(mapped) => {
                 if write && holds_a_pool(&*mapped.memory, offset, len_bytes)? {
-                    return Err(refused(name, "was formatted as a pool since it was opened: close it, and open the pool"));
+                    return Err(refusal(name, "was formatted as a pool since it was opened: close it, and open the pool"));
                 }
                 step(&*mapped.memory, offset, len)
             }
@@ -138,39 +134,28 @@ impl DeviceEntry {
     }
 }
 
-/// The number used last, and the open devices.
-static OPEN: Mutex<(CxlDevice, BTreeMap<CxlDevice, Arc<DeviceEntry>>)> = Mutex::new((0, BTreeMap::new()));
+static OPEN: Numbers<Arc<DeviceEntry>> = Numbers::new();
 
-fn table() -> MutexGuard<'static, (CxlDevice, BTreeMap<CxlDevice, Arc<DeviceEntry>>)> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn closed(number: CxlDevice) -> Failure {
+fn closed_error(number: CxlDevice) -> Failure {
     Failure::new(Status::E_CLOSED, format!("{number} is no open device (was it closed?)"))
 }
 
 fn find(number: CxlDevice) -> Outcome<Arc<DeviceEntry>> {
-    table().1.get(&number).cloned().ok_or_else(|| closed(number))
+    OPEN.get(number).ok_or_else(|| closed_error(number))
 }
 
 /// Opens a device; returns its number, its length in bytes and whether it is part of the pool.
 pub fn open(pool: *mut CxlPool, path: &Path, writable: bool) -> Outcome<(CxlDevice, u64, bool)> {
     let entry = DeviceEntry::open(pool, path, writable)?;
     let (len_bytes, is_in_pool) = (entry.len_bytes, matches!(entry.place, DevicePlace::InPool(..)));
-    let mut table = table();
-    table.0 += 1;
-    let number = table.0;
-    table.1.insert(number, Arc::new(entry));
-    Ok((number, len_bytes, is_in_pool))
+    Ok((OPEN.add(Arc::new(entry)), len_bytes, is_in_pool))
 }
 
 /// Closes a device. It stays mapped for the calls that are under way on it.
 pub fn close(number: CxlDevice) -> Outcome<()> {
-    let entry = table().1.remove(&number);
-    entry.map(drop).ok_or_else(|| closed(number))
+    OPEN.remove(number).map(drop).ok_or_else(|| closed_error(number))
 }
 
-/// Copies from a device, past what this host has cached of it.
 pub fn read(number: CxlDevice, offset: u64, destination: &mut [u8]) -> Outcome<()> {
     let entry = find(number)?;
     let mut done = 0;
@@ -181,7 +166,6 @@ pub fn read(number: CxlDevice, offset: u64, destination: &mut [u8]) -> Outcome<(
     })
 }
 
-/// Copies to a device, past the caches.
 pub fn write(number: CxlDevice, offset: u64, source: &[u8]) -> Outcome<()> {
     let entry = find(number)?;
     let mut done = 0;

@@ -40,7 +40,7 @@ pub fn locked<T>(table: &'static Table<T>) -> MutexGuard<'static, BTreeMap<u64, 
 
 /// Enters something under a number of its own.
 pub fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
-    let number = handle::fresh_number();
+    let number = crate::numbers::fresh_number();
     locked(table).insert(number, (handle::forks(), Arc::new(entry)));
     number
 }

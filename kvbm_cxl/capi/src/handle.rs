@@ -4,27 +4,19 @@
 //! A `cxl_pool_t*` is never followed: its value is a place in a fixed table and a generation, so that a handle that is wrong, or closed,
 //! is refused. Lookups take no lock and touch no counter shared between threads.
 
+use crate::numbers::lock;
 use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{CxlPool, MAX_POOLS, Options};
 use arc_swap::{ArcSwapOption, Guard};
 use bytemuck::Zeroable;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once};
 
 /// Bits of a handle that hold the place.
 const PLACE_BITS: u32 = 8;
 
-/// A number for something of a pool that C cannot own. It means nothing else in this process, ever: not to another handle, nor after a pool
-/// was left and joined again, or its cache closed and opened.
-pub fn fresh_number() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
-}
-
-/// A pool in the table.
 struct HandleEntry {
-    /// The handle's value.
     handle: usize,
     /// [`FORKS`] when it was opened: a child process must not act under its parent's identity.
     forks: usize,
@@ -32,7 +24,6 @@ struct HandleEntry {
 }
 
 static ENTRIES: [ArcSwapOption<HandleEntry>; MAX_POOLS] = [const { ArcSwapOption::const_empty() }; MAX_POOLS];
-/// Places below this one were used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// How often this process is the child of a fork since the library was first used.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
@@ -55,13 +46,8 @@ fn notice_forks() {
     });
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Enters a pool into the table; returns its handle.
 fn enter(open: OpenPool) -> Outcome<usize> {
-    let mut generation = locked(&CHANGING);
+    let mut generation = lock(&CHANGING);
     let Some(place) = ENTRIES.iter().position(|entry| entry.load().is_none()) else {
         return Err(Failure::new(Status::E_FULL, format!("this process has {MAX_POOLS} pools open: close one")));
     };
@@ -91,7 +77,6 @@ pub fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Whether an address lies in the mapping of an open pool.
 pub fn is_in_pool(address: usize) -> bool {
     let used = &ENTRIES[..USED.load(Ordering::Acquire).min(MAX_POOLS)];
     used.iter().any(|entry| entry.load().as_ref().is_some_and(|entry| entry.open.offset_of(address).is_some()))
@@ -104,16 +89,14 @@ fn check_fork(entry: &HandleEntry) -> Outcome<()> {
     Err(Failure::new(Status::E_FORKED, "this pool was opened by the parent process: open it again in this one"))
 }
 
-/// Opens a pool.
 pub fn open(spec: Option<&str>, options: &Options) -> Outcome<*mut CxlPool> {
     notice_forks();
     let handle = enter(OpenPool::open(spec, options)?)?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-/// Opens the default pool.
 pub fn open_default(spec: Option<&str>, options: &Options) -> Outcome<()> {
-    let _turn = locked(&OPENING_DEFAULT);
+    let _turn = lock(&OPENING_DEFAULT);
     if usable_default().is_some() {
         return Err(Failure::new(Status::E_EXISTS, "the default pool is open already: close it with cxl_shm_fini"));
     }
@@ -121,18 +104,16 @@ pub fn open_default(spec: Option<&str>, options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// The handle of the default pool if this process opened it and it is open.
 fn usable_default() -> Option<usize> {
     let handle = DEFAULT.load(Ordering::Acquire);
     find(handle).is_ok().then_some(handle)
 }
 
-/// The handle of the default pool, which is opened now if it has to be.
 fn default_handle() -> Outcome<usize> {
     if let Some(handle) = usable_default() {
         return Ok(handle);
     }
-    let _turn = locked(&OPENING_DEFAULT);
+    let _turn = lock(&OPENING_DEFAULT);
     if let Some(handle) = usable_default() {
         return Ok(handle);
     }
@@ -157,7 +138,7 @@ pub fn with_handle<T>(pool: *mut CxlPool, work: impl FnOnce(usize, &OpenPool) ->
 
 /// Leaves and closes a pool; null is the default one, and does nothing if that is not open.
 pub fn close(pool: *mut CxlPool) -> Outcome<()> {
-    let _turn = pool.is_null().then(|| locked(&OPENING_DEFAULT));
+    let _turn = pool.is_null().then(|| lock(&OPENING_DEFAULT));
     let handle = if pool.is_null() { usable_default().unwrap_or(0) } else { pool.addr() };
     if handle == 0 {
         return Ok(());
@@ -166,7 +147,7 @@ pub fn close(pool: *mut CxlPool) -> Outcome<()> {
         Some(entry) => entry.open.leave()?,
         None => return Err(wrong()),
     }
-    let _changing = locked(&CHANGING);
+    let _changing = lock(&CHANGING);
     // Another thread may have been faster; then the place is another pool's, or empty.
     if find(handle).is_ok()
         && let Some(entry) = ENTRIES.get((handle & ((1 << PLACE_BITS) - 1)).wrapping_sub(1))

@@ -10,7 +10,7 @@
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
 //!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies; `gpus`, `queued`: memory of GPUs;
-//!   `turns`: objects that calls use one at a time; `counts`: counters; `upkeep`: background work.
+//!   `turns`: objects that calls use one at a time; `numbers`: what C knows by number; `counts`: counters; `upkeep`: background work.
 
 mod api;
 mod cache;
@@ -20,6 +20,7 @@ mod devices;
 mod gpus;
 mod handle;
 mod locks;
+mod numbers;
 mod pool;
 mod queued;
 mod rings;

@@ -5,13 +5,14 @@
 //! both, and stands in a table until its thread gives it back. Only that thread may: what it wrote past its caches is ordered by its own
 //! fences, so a release from elsewhere could overtake it.
 
+use crate::numbers;
 use crate::status::{Failure, Outcome, Status};
 use cxl_pool::host::Host;
 use cxl_pool::lock::{LockGuard, LockId};
 use cxl_pool::media::Geometry;
 use self_cell::self_cell;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 self_cell! {
     struct Held {
@@ -27,7 +28,6 @@ self_cell! {
 pub struct Acquired {
     /// What it protects has to be repaired before use.
     pub recovered: bool,
-    /// Number of the grant.
     pub grant: u32,
 }
 
@@ -38,14 +38,12 @@ struct LockPlace {
     held: Mutex<Option<Held>>,
 }
 
-/// The locks that threads hold through one handle, by number.
 pub struct Locks {
     places: Box<[LockPlace]>,
     /// The first lock that users may take.
     first: LockId,
 }
 
-/// Number of the calling thread, from 1, never used again.
 fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
@@ -55,7 +53,6 @@ fn this_thread() -> u64 {
 }
 
 impl Locks {
-    /// An empty table for a pool of this geometry.
     pub fn new(geometry: &Geometry) -> Self {
         Locks { places: (0..geometry.locks).map(|_| LockPlace::default()).collect(), first: geometry.first_user_lock() }
     }
@@ -68,7 +65,6 @@ impl Locks {
         })
     }
 
-    /// The lock's place, if the calling thread holds it.
     fn mine(&self, lock: LockId) -> Outcome<&LockPlace> {
         let place = self.place(lock)?;
         match place.holder.load(Ordering::Relaxed) {
@@ -96,7 +92,7 @@ impl Locks {
                 ),
             ));
         }
-        *place.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+        *numbers::lock(&place.held) = Some(held);
         place.holder.store(this_thread(), Ordering::Relaxed);
         Ok(acquired)
     }
@@ -104,7 +100,7 @@ impl Locks {
     /// Releases a lock of the calling thread.
     pub fn release(&self, lock: LockId) -> Outcome<()> {
         let place = self.mine(lock)?;
-        let held = place.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = numbers::lock(&place.held).take();
         // Before the guard goes: the next thread to acquire finds its place empty.
         place.holder.store(0, Ordering::Relaxed);
         if held.is_some_and(|held| held.borrow_dependent().is_live()) {
@@ -119,7 +115,7 @@ impl Locks {
     /// States whether what a lock of the calling thread protects is whole.
     pub fn set_repaired(&self, lock: LockId, repaired: bool) -> Outcome<()> {
         let place = self.mine(lock)?;
-        if let Some(held) = &mut *place.held.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(held) = &mut *numbers::lock(&place.held) {
             held.with_dependent_mut(|_, guard| if repaired { guard.repaired() } else { guard.damaged() });
         }
         Ok(())
@@ -130,8 +126,7 @@ impl Locks {
         Ok(self.place(lock)?.holder.load(Ordering::Relaxed) != 0)
     }
 
-    /// How many locks threads hold through this handle.
-    pub fn held(&self) -> usize {
+    pub fn count_held(&self) -> usize {
         self.places.iter().filter(|place| place.holder.load(Ordering::Relaxed) != 0).count()
     }
 }

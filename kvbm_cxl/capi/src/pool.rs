@@ -4,6 +4,7 @@
 use crate::cache::CacheMember;
 use crate::counts::Counts;
 use crate::locks::Locks;
+use crate::numbers::lock;
 use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, CacheOptions, FormatOptions, Info, Options};
@@ -11,7 +12,7 @@ use crate::upkeep::Upkeep;
 use arc_swap::ArcSwapOption;
 use bytemuck::Zeroable;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
-use cxl_pool::copy::CopyEngine;
+use cxl_pool::copy::{CopyConfig, CopyEngine};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::lock::LockId;
@@ -22,7 +23,7 @@ use cxl_pool::pool::{self, CellArea, Pool, Share};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Deadline of the calls that take none, in milliseconds.
@@ -32,19 +33,12 @@ const DEFAULT_CELLS_PERCENT: u32 = 75;
 /// Longest deadline, in milliseconds: 11 days, far from any overflow of a clock in nanoseconds.
 pub const MAX_TIMEOUT_MS: u64 = 1_000_000_000;
 
-/// This process as part of its host.
 pub struct Member {
-    /// The host.
     pub host: Host,
-    /// Its named objects.
     pub objects: Objects,
-    /// The locks that threads hold.
     pub locks: Locks,
-    /// Listeners and connections.
     pub rings: RingTable,
-    /// Blocks.
     pub allocator: Arc<Allocator>,
-    /// What this process counts.
     pub counts: Counts,
     /// The prefix cache, once it is opened.
     pub cache: ArcSwapOption<CacheMember>,
@@ -86,7 +80,6 @@ impl Member {
     }
 }
 
-/// One open pool.
 pub struct OpenPool {
     pool: Pool,
     base: NonNull<u8>,
@@ -104,7 +97,6 @@ unsafe impl Send for OpenPool {}
 // SAFETY: as above; all else is Send and Sync by itself.
 unsafe impl Sync for OpenPool {}
 
-/// The pool that a text names, or the environment.
 pub fn spec_of(text: Option<&str>) -> Outcome<PoolSpec> {
     Ok(text.map_or_else(PoolSpec::from_env, PoolSpec::parse)?)
 }
@@ -113,7 +105,6 @@ fn refuse_unknown(flags: u32, known: u32, what: &str) -> Outcome<()> {
     if flags & !known == 0 { Ok(()) } else { Err(Failure::invalid(format!("{what} has unknown flags {:#x}", flags & !known))) }
 }
 
-/// Checks the flags of a call.
 pub fn check_flags(flags: u32, known: u32) -> Outcome<()> {
     refuse_unknown(flags, known, "the call")
 }
@@ -122,7 +113,6 @@ fn or_default<T: Default + PartialEq>(value: T, default: T) -> T {
     if value == T::default() { default } else { value }
 }
 
-/// Formats the devices that a text names.
 pub fn format(spec: Option<&str>, options: &FormatOptions) -> Outcome<()> {
     refuse_unknown(options.flags, types::FORMAT_FORCE | types::FORMAT_COHERENT, "cxl_shm_format_options_t")?;
     if options.reserved != 0 || options.reserved2 != 0 {
@@ -149,6 +139,11 @@ pub fn format(spec: Option<&str>, options: &FormatOptions) -> Outcome<()> {
     };
     Pool::format(&spec_of(spec)?, &options)?;
     Ok(())
+}
+
+/// The engine of lists: as `CXL_COPY` says, but in the caller's thread alone. Who wants several threads makes several calls.
+pub fn copy_engine() -> Outcome<Arc<dyn CopyEngine>> {
+    Ok(cxl_pool::copy::engine(CopyConfig { workers: 0, ..CopyConfig::from_env()? }, None, None)?)
 }
 
 impl OpenPool {
@@ -186,9 +181,8 @@ impl OpenPool {
         Ok(open)
     }
 
-    /// Joins the pool.
     pub fn join(&self) -> Outcome<()> {
-        let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upkeep = lock(&self.upkeep);
         if self.member.load().is_some() {
             return Err(Failure::new(Status::E_EXISTS, "this handle has joined the pool already"));
         }
@@ -220,10 +214,10 @@ impl OpenPool {
 
     /// Leaves the pool; does nothing if not joined.
     pub fn leave(&self) -> Outcome<()> {
-        let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upkeep = lock(&self.upkeep);
         let busy = |held| Failure::new(Status::E_BUSY, format!("{held} locks are held through this handle: release them first"));
         // Looked at before anything changes, so that calls under way notice nothing of an attempt that fails.
-        match self.member.load().as_ref().map(|member| member.locks.held()) {
+        match self.member.load().as_ref().map(|member| member.locks.count_held()) {
             None => return Ok(()),
             Some(0) => {}
             Some(held) => return Err(busy(held)),
@@ -237,7 +231,7 @@ impl OpenPool {
             }
         };
         // No thread can acquire any more, but one may have meanwhile.
-        let held = member.locks.held();
+        let held = member.locks.count_held();
         if held != 0 {
             // The upkeep has ended with what it kept up.
             let member = Arc::new(member);
@@ -260,9 +254,8 @@ impl OpenPool {
         Ok(host.leave()?)
     }
 
-    /// Opens the cache of this process.
     pub fn open_cache(&self, options: &CacheOptions) -> Outcome<()> {
-        let _turn = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.upkeep);
         self.as_member(|member| {
             if member.cache.load().is_some() {
                 return Err(Failure::new(Status::E_EXISTS, "the cache of this pool is open already"));
@@ -274,7 +267,7 @@ impl OpenPool {
 
     /// Closes the cache of this process; does nothing if it is not open.
     pub fn close_cache(&self) -> Outcome<()> {
-        let _turn = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.upkeep);
         self.as_member(|member| {
             let Some(shared) = member.cache.swap(None) else { return Ok(()) };
             match alone(shared, self.config.join_timeout_ms()) {
@@ -287,7 +280,6 @@ impl OpenPool {
         })
     }
 
-    /// Runs `work` as a member of the pool.
     pub fn as_member<T>(&self, work: impl FnOnce(&Member) -> Outcome<T>) -> Outcome<T> {
         match &*self.member.load() {
             Some(member) => work(member),
@@ -295,39 +287,33 @@ impl OpenPool {
         }
     }
 
-    /// The pool itself.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// What copies lists.
     pub fn copy_engine(&self) -> Outcome<&dyn CopyEngine> {
         if let Some(engine) = self.copy_engine.get() {
             return Ok(&**engine);
         }
-        let engine = crate::copies::engine()?;
+        let engine = copy_engine()?;
         Ok(&**self.copy_engine.get_or_init(|| engine))
     }
 
-    /// A deadline as the caller gave it.
     pub fn timeout_ms(&self, given_ms: u64) -> u64 {
         if given_ms == types::TIMEOUT_DEFAULT { self.timeout_ms } else { given_ms.min(MAX_TIMEOUT_MS) }
     }
 
-    /// Offsets at which blocks can lie.
     pub fn data(&self) -> Range<u64> {
         let layout = self.pool.layout();
         let start = layout.data_offset();
         start..start + layout.chunks() * layout.geometry().chunk_bytes
     }
 
-    /// Offsets at which cached blocks can lie.
     fn cells(&self) -> Range<u64> {
         let layout = self.pool.layout();
         layout.cells_offset()..layout.cells_offset() + layout.geometry().cells_len_bytes()
     }
 
-    /// The offset of an address that lies in the mapping.
     pub fn offset_of(&self, address: usize) -> Option<u64> {
         let offset = address.checked_sub(self.base.addr().get())? as u64;
         (offset < self.pool.lines().memory().len_bytes()).then_some(offset)
@@ -347,12 +333,10 @@ impl OpenPool {
         ))
     }
 
-    /// The address of an offset that lies in the pool.
     pub fn pointer(&self, offset: u64) -> *mut c_void {
         self.base.as_ptr().wrapping_add(offset as usize).cast()
     }
 
-    /// What there is to know.
     pub fn info(&self) -> Info {
         let (layout, superblock) = (self.pool.layout(), self.pool.superblock());
         let (geometry, data) = (layout.geometry(), self.data());

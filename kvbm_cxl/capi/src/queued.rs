@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::Mutex;
 
-/// Blocks that were queued.
 struct QueuedEntry {
     queued: Queued,
     timeout_ms: u64,

@@ -5,7 +5,7 @@
 //! that was closed is refused. A call that waits looks now and then whether another thread closes what it waits for, so that a close need
 //! not wait for its deadline.
 
-use crate::handle::fresh_number;
+use crate::numbers::{Numbers, lock};
 use crate::status::{Failure, Outcome, Status};
 use crate::turns::{Deadline, Turn, Turns};
 use crate::types::CxlRing;
@@ -13,8 +13,7 @@ use cxl_pool::Error;
 use cxl_pool::alloc::Allocator;
 use cxl_pool::host::Host;
 use cxl_pool::ring::{Alive, Beating, Connection, Listener, Presence, Probe, Receiver, RingConfig, Rings, Sender, Trace};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Longest wait in one piece, in milliseconds: how late a close may notice a call that waits, and that one the close.
 const SLICE_MS: u64 = 20;
@@ -26,7 +25,6 @@ struct Incoming {
     is_waiting: bool,
 }
 
-/// A listener, a connection, or the trace of one.
 #[derive(Clone)]
 enum RingEntry {
     Listener(Arc<Turns<Listener>>),
@@ -35,19 +33,14 @@ enum RingEntry {
     Trace(Trace),
 }
 
-/// The rings of one membership, made when they are first used.
 pub struct RingTable {
     host: Host,
     allocator: Arc<Allocator>,
     rings: Mutex<Option<(Rings, Beating)>>,
-    open: Mutex<BTreeMap<CxlRing, RingEntry>>,
+    open: Numbers<RingEntry>,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn closed(number: CxlRing) -> Failure {
+fn closed_error(number: CxlRing) -> Failure {
     Failure::new(Status::E_CLOSED, format!("{number} is no open listener, connection or trace of this pool handle (was it closed?)"))
 }
 
@@ -55,7 +48,6 @@ fn is_other(number: CxlRing, wanted: &str) -> Failure {
     Failure::invalid(format!("{number} is not a {wanted}"))
 }
 
-/// The turn of a call at `turns`, whose number is `number`.
 fn turn<'t, T>(turns: &'t Turns<T>, number: CxlRing, deadline: Deadline) -> Outcome<Turn<'t, T>> {
     turns.wait(deadline).ok_or_else(|| Failure::new(Status::E_TIMEOUT, format!("another call on {number} did not end in time")))
 }
@@ -68,7 +60,7 @@ fn wait<T, R>(
     mut attempt: impl FnMut(&mut T, u64) -> Result<R, Error>,
 ) -> Outcome<R> {
     loop {
-        let open = turn.get().ok_or_else(|| closed(number))?;
+        let open = turn.get().ok_or_else(|| closed_error(number))?;
         match attempt(open, deadline.left_ms().min(SLICE_MS)) {
             // Computes the remaining time again: an attempt that needs a lock of the pool may take longer than its share.
             Err(Error::Timeout { .. }) if deadline.left_ms() > 0 => {}
@@ -79,13 +71,12 @@ fn wait<T, R>(
 }
 
 impl RingTable {
-    /// Without any rings yet.
     pub fn new(host: &Host, allocator: &Arc<Allocator>) -> Self {
-        RingTable { host: host.clone(), allocator: allocator.clone(), rings: Mutex::default(), open: Mutex::default() }
+        RingTable { host: host.clone(), allocator: allocator.clone(), rings: Mutex::default(), open: Numbers::new() }
     }
 
     fn rings(&self) -> Outcome<Rings> {
-        let mut rings = held(&self.rings);
+        let mut rings = lock(&self.rings);
         if let Some((rings, _)) = &*rings {
             return Ok(rings.clone());
         }
@@ -101,31 +92,23 @@ impl RingTable {
         Ok(made)
     }
 
-    fn enter(&self, entry: RingEntry) -> CxlRing {
-        let number = fresh_number();
-        held(&self.open).insert(number, entry);
-        number
-    }
-
     fn enter_connection(&self, connection: Connection) -> CxlRing {
         let probe = connection.probe();
         let (sender, receiver) = connection.split();
         let max_message_bytes = sender.max_message_bytes();
         let incoming = Incoming { receiver, message: Vec::new(), is_waiting: false };
-        self.enter(RingEntry::Connection(Arc::new(Turns::of(sender)), Arc::new(Turns::of(incoming)), probe, max_message_bytes))
+        self.open.add(RingEntry::Connection(Arc::new(Turns::of(sender)), Arc::new(Turns::of(incoming)), probe, max_message_bytes))
     }
 
     fn find(&self, number: CxlRing) -> Outcome<RingEntry> {
-        held(&self.open).get(&number).cloned().ok_or_else(|| closed(number))
+        self.open.get(number).ok_or_else(|| closed_error(number))
     }
 
-    /// Listens under a name.
     pub fn listen(&self, name: &[u8]) -> Outcome<CxlRing> {
         let listener = self.rings()?.listen(name)?;
-        Ok(self.enter(RingEntry::Listener(Arc::new(Turns::of(listener)))))
+        Ok(self.open.add(RingEntry::Listener(Arc::new(Turns::of(listener)))))
     }
 
-    /// Accepts a connection.
     pub fn accept(&self, number: CxlRing, timeout_ms: u64) -> Outcome<CxlRing> {
         match self.find(number)? {
             RingEntry::Listener(listener) => {
@@ -137,13 +120,11 @@ impl RingTable {
         }
     }
 
-    /// Connects to a listener.
     pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Outcome<CxlRing> {
         let connection = self.rings()?.connect(name, timeout_ms)?;
         Ok(self.enter_connection(connection))
     }
 
-    /// Whether the listener of a name is there.
     pub fn presence(&self, name: &[u8]) -> Outcome<()> {
         match self.rings()?.presence(name)? {
             Presence::Listens => Ok(()),
@@ -152,7 +133,6 @@ impl RingTable {
         }
     }
 
-    /// Sends a message.
     pub fn send(&self, number: CxlRing, message: &[u8], timeout_ms: u64) -> Outcome<()> {
         let RingEntry::Connection(sender, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
         let deadline = Deadline::within(timeout_ms);
@@ -173,7 +153,7 @@ impl RingTable {
         let RingEntry::Connection(_, incoming, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
         let deadline = Deadline::within(timeout_ms);
         let mut turn = turn(&incoming, number, deadline)?;
-        let Incoming { receiver, message, is_waiting } = turn.get().ok_or_else(|| closed(number))?;
+        let Incoming { receiver, message, is_waiting } = turn.get().ok_or_else(|| closed_error(number))?;
         // One look, and few words: a polling caller comes here all the time.
         if !*is_waiting && !receiver.try_recv(message)? {
             if timeout_ms == 0 {
@@ -181,7 +161,7 @@ impl RingTable {
             }
             wait(&mut turn, number, deadline, |incoming, ms| incoming.receiver.recv(&mut incoming.message, ms))?;
         }
-        let Incoming { message, is_waiting, .. } = turn.get().ok_or_else(|| closed(number))?;
+        let Incoming { message, is_waiting, .. } = turn.get().ok_or_else(|| closed_error(number))?;
         *is_waiting = message.len() > room;
         Ok(if *is_waiting { Err(message.len()) } else { Ok(take(message)) })
     }
@@ -194,15 +174,13 @@ impl RingTable {
         }
     }
 
-    /// Remembers the other end of a connection.
     pub fn trace(&self, number: CxlRing) -> Outcome<CxlRing> {
         match self.find(number)? {
-            RingEntry::Connection(_, _, probe, _) => Ok(self.enter(RingEntry::Trace(probe.trace()?))),
+            RingEntry::Connection(_, _, probe, _) => Ok(self.open.add(RingEntry::Trace(probe.trace()?))),
             RingEntry::Listener(_) | RingEntry::Trace(_) => Err(is_other(number, "connection")),
         }
     }
 
-    /// Whether the other end is certain to have let go.
     pub fn has_let_go(&self, number: CxlRing) -> Outcome<bool> {
         match self.find(number)? {
             RingEntry::Trace(trace) => Ok(trace.has_let_go(&self.rings()?)?),
@@ -212,26 +190,25 @@ impl RingTable {
 
     /// Closes a listener or a connection, or forgets a trace; without time a connection is dropped.
     pub fn close(&self, number: CxlRing, timeout_ms: u64) -> Outcome<()> {
-        let entry = held(&self.open).remove(&number).ok_or_else(|| closed(number))?;
+        let entry = self.open.remove(number).ok_or_else(|| closed_error(number))?;
         match entry {
             RingEntry::Trace(_) => Ok(()),
             // Calls on other threads end first.
             RingEntry::Listener(listener) => match listener.close() {
                 Some(listener) => Ok(listener.close()?),
-                None => Err(closed(number)),
+                None => Err(closed_error(number)),
             },
             RingEntry::Connection(sender, incoming, ..) => match (sender.close(), incoming.close()) {
                 (Some(sender), Some(incoming)) if timeout_ms > 0 => Ok(Connection::of(sender, incoming.receiver)?.close(timeout_ms)?),
                 (Some(_), Some(_)) => Ok(()),
-                _ => Err(closed(number)),
+                _ => Err(closed_error(number)),
             },
         }
     }
 
     /// Closes everything without waiting: the membership ends.
     pub fn end(self) {
-        let open = std::mem::take(&mut *held(&self.open));
-        for entry in open.into_values() {
+        for entry in self.open.take_all() {
             if let RingEntry::Listener(listener) = entry
                 && let Some(listener) = listener.close()
             {

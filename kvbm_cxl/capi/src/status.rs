@@ -191,14 +191,14 @@ pub fn last_text() -> *const c_char {
 }
 
 /// Runs the body of an exported function: failures become the last error, and so do panics, which must not reach C.
-pub fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Option<T> {
+pub fn catch_failure<T>(body: impl FnOnce() -> Outcome<T>) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Failure::new(Status::E_INTERNAL, panic_text(&*panic))));
     outcome.inspect_err(remember).ok()
 }
 
-/// [`guarded`] for functions that return a status.
+/// [`catch_failure`] for functions that return a status.
 pub fn status_of(body: impl FnOnce() -> Outcome<()>) -> c_int {
-    match guarded(body) {
+    match catch_failure(body) {
         Some(()) => Status::OK as c_int,
         None => last_status(),
     }

@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Rest between two looks whether it is this call's turn.
 const REST: Duration = Duration::from_micros(200);
 
-/// The end of a call's time.
 #[derive(Clone, Copy)]
 pub struct Deadline {
     timeout_ms: u64,
@@ -24,7 +22,6 @@ impl Deadline {
         Deadline { timeout_ms, at }
     }
 
-    /// The given time.
     pub fn timeout_ms(&self) -> u64 {
         self.timeout_ms
     }
@@ -44,7 +41,6 @@ pub struct Turns<T> {
     is_closing: AtomicBool,
 }
 
-/// One call's turn.
 pub struct Turn<'t, T> {
     used: MutexGuard<'t, Option<T>>,
     is_closing: &'t AtomicBool,

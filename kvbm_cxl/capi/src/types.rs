@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The structures of the header, and how structures of another version are read and written.
 
-use crate::cache::CACHE_CHECKSUMS;
 use crate::status::{Failure, Outcome};
 use bytemuck::{Pod, Zeroable};
 use cxl_pool::cache::policy::PolicyKind;
@@ -16,6 +15,8 @@ pub struct CxlPool {
     _opaque: [u8; 0],
 }
 
+/// Compute and compare a checksum of every block.
+pub const CACHE_CHECKSUMS: u32 = 1;
 /// `cxl_lock_t`.
 pub type CxlLock = u32;
 /// `cxl_ring_t`.

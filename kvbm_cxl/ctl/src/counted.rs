@@ -68,7 +68,7 @@ impl CountedCache {
     /// The block was used now; nothing where it is in no cell.
     pub fn touch(&mut self, block: u32, tick: u32) {
         if let Some(cell) = self.cell(block) {
-            self.policy.touched(cell.into(), tick);
+            self.policy.on_use(cell.into(), tick);
         }
     }
 
@@ -126,7 +126,7 @@ impl CountedCache {
             return Err(damaged());
         };
         (*holder, *held) = (block, cell);
-        self.policy.inserted(&Entry { cell: cell.into(), key, namespace: NAMESPACE, parent }, QueueEnd::Young, tick)?;
+        self.policy.on_insert(&Entry { cell: cell.into(), key, namespace: NAMESPACE, parent }, QueueEnd::Young, tick)?;
         Ok(evicted)
     }
 

@@ -298,7 +298,7 @@ pub fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
 }
 
 /// A path, [escaped].
-pub fn shown(path: &Path) -> String {
+pub fn display_path(path: &Path) -> String {
     escaped(&path.to_string_lossy()).into_owned()
 }
 
@@ -330,7 +330,7 @@ mod tests {
         let name = "/dev/shm/a\u{202e}txt.\u{1b}[2J\n\u{200b}\u{2067}\u{feff}";
         let safe = r"/dev/shm/a\u{202e}txt.\u{1b}[2J\n\u{200b}\u{2067}\u{feff}";
         assert_eq!(escaped(name), safe);
-        assert_eq!(shown(Path::new(name)), safe);
+        assert_eq!(display_path(Path::new(name)), safe);
         for error in [
             Error::NotAPool { device: name.into(), reason: String::new() },
             Error::Invalid(name.into()),

@@ -32,7 +32,6 @@ impl FailureDetector {
         self.still_ns
     }
 
-    /// How long it was at the last look.
     pub fn lasted_ns(&self) -> u64 {
         self.still_ns
     }

@@ -11,7 +11,7 @@ macro_rules! mutant {
     ($name:literal) => {{
         #[cfg(feature = "faults")]
         {
-            $crate::fault::dropped($name)
+            $crate::fault::is_dropped($name)
         }
         #[cfg(not(feature = "faults"))]
         {
@@ -54,7 +54,7 @@ mod active {
         VISITOR.set(visitor);
     }
 
-    pub(crate) fn dropped(name: &'static str) -> bool {
+    pub(crate) fn is_dropped(name: &'static str) -> bool {
         DROPPED.get() == Some(name)
     }
 
@@ -70,4 +70,4 @@ mod active {
 #[cfg(feature = "faults")]
 pub use active::{drop_rule, on_point};
 #[cfg(feature = "faults")]
-pub(crate) use active::{dropped, visit};
+pub(crate) use active::{is_dropped, visit};

@@ -175,6 +175,6 @@ pub mod record;
 pub mod ring;
 
 pub use cache::Cache;
-pub use error::{ERROR_CLASSES, Error, PartitionProblem, Result, escaped, shown};
+pub use error::{ERROR_CLASSES, Error, PartitionProblem, Result, display_path, escaped};
 pub use host::Host;
 pub use pool::Pool;

@@ -290,7 +290,7 @@ impl Lines {
 
     /// The 64 bytes of `value` with its CRC filled in.
     pub fn seal<T: MediaLine>(&self, index: u64, value: T) -> Line {
-        sealed(self.crc_seed, T::REGION as u32, index, bytemuck::cast(value))
+        seal_words(self.crc_seed, T::REGION as u32, index, bytemuck::cast(value))
     }
 
     /// The seal of the family that `names` name, fresh random numbers among them.
@@ -300,7 +300,7 @@ impl Lines {
 
     /// The 64 bytes of a line inside a block, `index` being its place or number in its family.
     pub fn seal_in<T: BlockLine>(&self, seal: Seal, index: u64, value: T) -> Line {
-        sealed(seal.0, T::KIND, index, bytemuck::cast(value))
+        seal_words(seal.0, T::KIND, index, bytemuck::cast(value))
     }
 
     /// Reads a line inside a block, if it verifies as line `index` of its family.
@@ -375,7 +375,7 @@ pub(crate) fn if_whole<T>(fetched: Result<T>) -> Result<Option<T>> {
 }
 
 /// `words` with the CRC of its family, kind and place filled in.
-fn sealed(seed: u32, kind: u32, index: u64, mut words: [u64; 8]) -> Line {
+fn seal_words(seed: u32, kind: u32, index: u64, mut words: [u64; 8]) -> Line {
     let crc = line_crc(seed, kind, index, &words);
     // The word is composed in a register: a 4-byte store into it would hold up the wide load that writes the line.
     words[0] = words[0] & !0xffff_ffff | u64::from(crc);

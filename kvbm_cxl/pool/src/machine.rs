@@ -37,7 +37,7 @@ pub struct Machine {
     state: State,
     /// The pool's files: where each was opened, its device and its number.
     files: Vec<(String, (u64, u64))>,
-    presence: Option<presence::Presence>,
+    presence: Option<presence::KernelMarks>,
 }
 
 impl Machine {
@@ -74,7 +74,7 @@ impl Machine {
     /// # Errors
     /// [`Error::Os`] when the system does not tell what it is asked.
     pub fn with_file(self, file: File, offset_bytes: u64) -> Result<Machine> {
-        Ok(Machine { presence: Some(presence::Presence::over(file, offset_bytes)?), ..self })
+        Ok(Machine { presence: Some(presence::KernelMarks::over(file, offset_bytes)?), ..self })
     }
 
     /// The directory that this machine's processes share for this pool.

@@ -31,7 +31,6 @@ pub struct Objects {
     host: Host,
 }
 
-/// Records that a lookup of `name` visits, in order.
 fn probes(name: &[u8], layout: &Layout) -> impl Iterator<Item = u64> {
     let records = Structure::Objects.records(layout.geometry());
     let cells = records.end - records.start;
@@ -94,11 +93,10 @@ fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn quoted(name: &[u8]) -> String {
+fn quote(name: &[u8]) -> String {
     format!("object {:?}", String::from_utf8_lossy(name))
 }
 
-/// Where a name is, or where it could be bound.
 struct FoundName {
     bound: Option<Best>,
     room: Option<Best>,
@@ -144,7 +142,7 @@ impl Objects {
         let place = match (found.bound, found.room) {
             (Some(best), _) if !may_replace(&object(&open(&best, self.layout())?))? => {
                 locked.confirm()?;
-                return Err(Error::Exists(quoted(name)));
+                return Err(Error::Exists(quote(name)));
             }
             (Some(best), _) | (None, Some(best)) => best,
             (None, None) => {
@@ -199,7 +197,7 @@ impl Objects {
             }
             point!("objects.passed");
         }
-        Err(Error::NotFound(quoted(name)))
+        Err(Error::NotFound(quote(name)))
     }
 
     fn get_settled(&self, name: &[u8], timeout_ms: u64) -> Result<Object> {
@@ -216,7 +214,7 @@ impl Objects {
         }
         point!("objects.settled");
         locked.confirm()?;
-        found.ok_or_else(|| Error::NotFound(quoted(name)))
+        found.ok_or_else(|| Error::NotFound(quote(name)))
     }
 
     /// Unbinds a name. What it was bound to is left alone.
@@ -242,7 +240,7 @@ impl Objects {
             Some(bound) if is_meant(&object(&open(&bound, self.layout())?))? => bound,
             _ => {
                 locked.confirm()?;
-                return Err(Error::NotFound(quoted(name)));
+                return Err(Error::NotFound(quote(name)));
             }
         };
         let records = Structure::Objects.records(self.layout().geometry());

@@ -296,7 +296,6 @@ impl Pool {
         join(self.lines.clone(), Arc::new(machine), config)
     }
 
-    /// This machine, by the environment, as a process that has this pool open.
     fn machine(&self) -> Result<Machine> {
         let machine = Machine::for_pool(self.superblock.uuid(), self.faults.clone())?.watching(&self.devices);
         match &self.file {

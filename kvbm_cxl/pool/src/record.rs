@@ -65,7 +65,6 @@ impl Structure {
         bytemuck::cast(value)
     }
 
-    /// Line number of the structure's intent line of `slot`.
     fn intent_line(self, slot: u64) -> u64 {
         let number = match self {
             Structure::LockTable => 0,
@@ -155,7 +154,7 @@ impl<'h> Locked<'h> {
         let guard = host.acquire(structure.lock(), timeout_ms)?;
         let mut locked = Locked { guard, structure };
         if locked.guard.needs_repair() {
-            let named = locked.intended()?;
+            let named = locked.intent_of_holder()?;
             for group in named.chunks(INTENT_LINES) {
                 locked.seal_with(group, |best| structure.sound(&best.copy))?;
             }
@@ -179,7 +178,7 @@ impl<'h> Locked<'h> {
     }
 
     /// The records that any slot's intent for this structure names. An intent that cannot be read may name any of them.
-    fn intended(&self) -> Result<Vec<u64>> {
+    fn intent_of_holder(&self) -> Result<Vec<u64>> {
         let records = self.structure.records(self.geometry());
         let indexes: Vec<u64> = (0..u64::from(self.geometry().slots)).map(|slot| self.structure.intent_line(slot)).collect();
         let mut fetched = Vec::with_capacity(indexes.len());

@@ -4,7 +4,7 @@
 use super::writable;
 use crate::handle;
 use crate::pool::check_flags;
-use crate::status::{Failure, Outcome, Status, guarded, status_of};
+use crate::status::{Failure, Outcome, Status, catch_failure, status_of};
 use crate::types::{ALLOC_SCRATCH, CxlPool};
 use cxl_pool::Error;
 use std::ffi::{c_int, c_void};
@@ -29,7 +29,6 @@ fn allocate(pool: *mut CxlPool, size: usize, flags: u32) -> Outcome<*mut c_void>
     })
 }
 
-/// Runs `work` on the pool and the offset of a block that the caller names.
 fn on_block(ptr: *mut c_void, work: impl FnOnce(&crate::pool::Member, u64) -> cxl_pool::Result<()>) -> Outcome<()> {
     handle::with_address(ptr.addr(), 1, |pool, offset| {
         pool.as_member(|member| {
@@ -41,20 +40,16 @@ fn on_block(ptr: *mut c_void, work: impl FnOnce(&crate::pool::Member, u64) -> cx
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmalloc(size: usize) -> *mut c_void {
-    guarded(|| allocate(null_mut(), size, 0)).unwrap_or(null_mut())
+    catch_failure(|| allocate(null_mut(), size, 0)).unwrap_or(null_mut())
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn shfree(ptr: *mut c_void) {
     cxl_shm_free(ptr);
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `ptr` is null or writable.
 #[unsafe(no_mangle)]
@@ -68,19 +63,16 @@ pub unsafe extern "C" fn cxl_shm_alloc(pool: *mut CxlPool, size: usize, flags: u
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_alloc_scratch(size: usize) -> *mut c_void {
-    guarded(|| allocate(null_mut(), size, ALLOC_SCRATCH)).unwrap_or(null_mut())
+    catch_failure(|| allocate(null_mut(), size, ALLOC_SCRATCH)).unwrap_or(null_mut())
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_keep(ptr: *mut c_void) -> c_int {
     status_of(|| on_block(ptr, |member, offset| member.allocator.keep(offset)))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_free(ptr: *mut c_void) -> c_int {
     if ptr.is_null() {

@@ -10,12 +10,10 @@ use crate::types::{self, Block, BlockId, CacheOptions, CxlPool, Piece};
 use cxl_pool::cache::{BlockKey, Namespace, NamespaceFields, chain};
 use std::ffi::{c_char, c_int, c_void};
 
-/// Runs `work` with the cache of a pool.
 fn with_cache<T>(pool: *mut CxlPool, work: impl FnOnce(&CacheMember) -> Outcome<T>) -> Outcome<T> {
     with_open_cache(pool, |_, cache| work(cache))
 }
 
-/// Runs `work` on a pool and its cache.
 pub(super) fn with_open_cache<T>(pool: *mut CxlPool, work: impl FnOnce(&OpenPool, &CacheMember) -> Outcome<T>) -> Outcome<T> {
     handle::with(pool, |pool| {
         pool.as_member(|member| match &*member.cache.load() {
@@ -55,8 +53,6 @@ unsafe fn put_bytes(at: *mut u8, bytes: [u8; 16]) -> Outcome<()> {
     Ok(())
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `options` is null or readable as far as it says.
 #[unsafe(no_mangle)]
@@ -68,14 +64,11 @@ pub unsafe extern "C" fn cxl_shm_cache_open(pool: *mut CxlPool, options: *const 
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_cache_close(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::with(pool, |pool| pool.close_cache()))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `text` is null or `size` readable bytes; `name_space` is null or 16 writable bytes.
 #[unsafe(no_mangle)]
@@ -93,8 +86,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `parent` is null or 16 readable bytes, `text` null or `size` readable bytes, `key` null or 16 writable bytes.
 #[unsafe(no_mangle)]
@@ -107,8 +98,6 @@ pub unsafe extern "C" fn cxl_shm_cache_key(parent: *const u8, text: *const c_voi
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or readable; `len_bytes` is null or writable.
 #[unsafe(no_mangle)]
@@ -126,8 +115,6 @@ pub unsafe extern "C" fn cxl_shm_cache_lookup(pool: *mut CxlPool, id: *const Blo
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `name_space` is null or 16 readable bytes, `keys` null or 16 times `count`; `cached` is null or writable.
 #[unsafe(no_mangle)]
@@ -150,8 +137,6 @@ pub unsafe extern "C" fn cxl_shm_cache_lookup_chain(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or readable, `parent` null or 16 readable bytes; `pieces` is null or `count` pieces, each of which may be read.
 #[unsafe(no_mangle)]
@@ -170,8 +155,6 @@ pub unsafe extern "C" fn cxl_shm_cache_publish(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or readable, `parent` null or 16 readable bytes; `block` is null or writable as far as it says.
 #[unsafe(no_mangle)]
@@ -194,8 +177,6 @@ pub unsafe extern "C" fn cxl_shm_cache_reserve(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `pieces` is null or `count` pieces, each of which may be read.
 #[unsafe(no_mangle)]
@@ -208,20 +189,16 @@ pub unsafe extern "C" fn cxl_shm_cache_fill(pool: *mut CxlPool, handle: u64, pie
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_cache_commit(pool: *mut CxlPool, handle: u64) -> c_int {
     status_of(|| with_cache(pool, |cache| cache.commit(handle)))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_cache_abort(pool: *mut CxlPool, handle: u64) -> c_int {
     status_of(|| with_cache(pool, |cache| cache.abort(handle)))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or readable; `pieces` is null or `count` pieces, each of which may be written; `len_bytes` is null or writable.
 #[unsafe(no_mangle)]
@@ -245,8 +222,6 @@ pub unsafe extern "C" fn cxl_shm_cache_pull(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or readable; `block` is null or writable as far as it says.
 #[unsafe(no_mangle)]
@@ -263,8 +238,6 @@ pub unsafe extern "C" fn cxl_shm_cache_pin(pool: *mut CxlPool, id: *const BlockI
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `name_space` is null or 16 readable bytes, `keys` null or 16 times `count`; `handles` is null or `count` writable numbers; `pinned` is
 /// null or writable.
@@ -296,8 +269,6 @@ pub unsafe extern "C" fn cxl_shm_cache_pin_chain(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `pieces` is null or `count` pieces, each of which may be written.
 #[unsafe(no_mangle)]
@@ -310,26 +281,21 @@ pub unsafe extern "C" fn cxl_shm_cache_read(pool: *mut CxlPool, handle: u64, pie
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_cache_invalidate(pool: *mut CxlPool, handle: u64) -> c_int {
     status_of(|| with_cache(pool, |cache| cache.invalidate(handle)))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_cache_check(pool: *mut CxlPool, handle: u64) -> c_int {
     status_of(|| with_cache(pool, |cache| cache.check(handle)))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_cache_unpin(pool: *mut CxlPool, handle: u64) -> c_int {
     status_of(|| with_cache(pool, |cache| cache.unpin(handle)))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or readable.
 #[unsafe(no_mangle)]
@@ -341,8 +307,6 @@ pub unsafe extern "C" fn cxl_shm_cache_evict(pool: *mut CxlPool, id: *const Bloc
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `name_space` is null or 16 readable bytes.
 #[unsafe(no_mangle)]
@@ -354,8 +318,6 @@ pub unsafe extern "C" fn cxl_shm_cache_clear(pool: *mut CxlPool, name_space: *co
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `text` is null or `size` writable bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]

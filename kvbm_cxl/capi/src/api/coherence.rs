@@ -34,27 +34,22 @@ fn not_null(ordinary: *const c_void) -> Outcome<()> {
     if ordinary.is_null() { Err(Failure::invalid("the pointer to ordinary memory is NULL")) } else { Ok(()) }
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn clflush(addr: *mut c_void, size: usize) {
     cxl_shm_flush(addr, size);
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_flush(addr: *const c_void, size: usize) -> c_int {
     status_of(|| flush(addr, size))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_invalidate(addr: *const c_void, size: usize) -> c_int {
     // No instruction drops a line without writing it back, so the two have one recipe.
     status_of(|| flush(addr, size))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `bytes` is null or has [`LINE_BYTES`] readable bytes.
 #[unsafe(no_mangle)]
@@ -71,8 +66,6 @@ pub unsafe extern "C" fn cxl_shm_publish_line(line: *mut c_void, bytes: *const c
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `bytes` is null or has [`LINE_BYTES`] writable bytes.
 #[unsafe(no_mangle)]
@@ -91,8 +84,6 @@ pub unsafe extern "C" fn cxl_shm_fetch_line(line: *const c_void, bytes: *mut c_v
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `source` is null or has `size` readable bytes that no thread writes meanwhile.
 #[unsafe(no_mangle)]
@@ -108,8 +99,6 @@ pub unsafe extern "C" fn cxl_shm_copy_in(destination: *mut c_void, source: *cons
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `destination` is null or has `size` writable bytes that no other thread uses meanwhile.
 #[unsafe(no_mangle)]

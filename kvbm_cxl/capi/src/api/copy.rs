@@ -7,8 +7,6 @@ use crate::status::status_of;
 use crate::types::Copy;
 use std::ffi::c_int;
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `pieces` is null or `count` pieces, whose ordinary memory may be read, or written by no other thread, as the direction demands.
 #[unsafe(no_mangle)]

@@ -8,8 +8,6 @@ use crate::status::status_of;
 use crate::types::{Count, CxlPool};
 use std::ffi::c_int;
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `counts` is null or `count` of them.
 #[unsafe(no_mangle)]
@@ -21,8 +19,6 @@ pub unsafe extern "C" fn cxl_shm_count(pool: *mut CxlPool, counts: *const Count,
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `value` is null or writable.
 #[unsafe(no_mangle)]

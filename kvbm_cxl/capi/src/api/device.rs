@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Devices as storage of bytes.
 
-use super::{bounded, writable};
+use super::{c_bytes, writable};
 use crate::devices;
 use crate::pool::check_flags;
 use crate::status::{Failure, Outcome, status_of};
@@ -13,8 +13,6 @@ use std::path::Path;
 /// Longest path of a device, in bytes.
 const MAX_PATH_BYTES: usize = libc::PATH_MAX as usize;
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `path` is null or a C string; `device` is null or writable, as are `len_bytes` and `found`.
 #[unsafe(no_mangle)]
@@ -30,7 +28,7 @@ pub unsafe extern "C" fn cxl_shm_device_open(
         check_flags(flags, DEVICE_READ_ONLY)?;
         writable(device, "number of the device")?;
         // SAFETY: as demanded of the caller.
-        let path = Path::new(OsStr::from_bytes(unsafe { bounded(path, MAX_PATH_BYTES, "path of the device") }?));
+        let path = Path::new(OsStr::from_bytes(unsafe { c_bytes(path, MAX_PATH_BYTES, "path of the device") }?));
         let (number, len, is_in_pool) = devices::open(pool, path, flags & DEVICE_READ_ONLY == 0)?;
         // SAFETY: each is null, which is left alone, or writable.
         unsafe {
@@ -42,13 +40,10 @@ pub unsafe extern "C" fn cxl_shm_device_open(
     })
 }
 
-/// A length that a slice can have.
 fn check_size(size: usize) -> Outcome<()> {
     if isize::try_from(size).is_ok() { Ok(()) } else { Err(Failure::invalid(format!("{size} bytes are more than there are addresses"))) }
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `destination` is null or has `size` writable bytes that no other thread uses meanwhile.
 #[unsafe(no_mangle)]
@@ -61,8 +56,6 @@ pub unsafe extern "C" fn cxl_shm_device_read(device: CxlDevice, offset: u64, des
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `source` is null or has `size` readable bytes that no thread writes meanwhile.
 #[unsafe(no_mangle)]
@@ -75,7 +68,6 @@ pub unsafe extern "C" fn cxl_shm_device_write(device: CxlDevice, offset: u64, so
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_device_close(device: CxlDevice) -> c_int {
     status_of(|| devices::close(device))

@@ -4,25 +4,21 @@
 use crate::status;
 use std::ffi::{c_char, c_int};
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_strerror(status: c_int) -> *const c_char {
     status::text_of(status).as_ptr()
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_last_error() -> *const c_char {
     status::last_text()
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_last_status() -> c_int {
     status::last_status()
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_clear_error() {
     status::forget();
@@ -41,7 +37,6 @@ const fn decimal(text: &str) -> u32 {
     value
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_version() -> u32 {
     VERSION[0] << 16 | VERSION[1] << 8 | VERSION[2]

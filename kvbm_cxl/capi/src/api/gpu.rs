@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory of GPUs.
 
-use super::{bounded, items, writable};
+use super::{c_bytes, items, writable};
 use crate::gpus;
 use crate::pool::check_flags;
 use crate::status::{Failure, Outcome, status_of};
@@ -21,12 +21,10 @@ unsafe fn library<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
         return Ok(None);
     }
     // SAFETY: as demanded of the caller.
-    let bytes = unsafe { bounded(text, MAX_LIBRARY_BYTES, "name of the CUDA driver") }?;
+    let bytes = unsafe { c_bytes(text, MAX_LIBRARY_BYTES, "name of the CUDA driver") }?;
     std::str::from_utf8(bytes).map(Some).map_err(|_| Failure::invalid("the name of the CUDA driver is not UTF-8"))
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// `name` is null or a C string; `count` is null or writable.
 #[unsafe(no_mangle)]
@@ -41,8 +39,6 @@ pub unsafe extern "C" fn cxl_shm_gpu_count(name: *const c_char, count: *mut u32)
     })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// `options` is null or a structure whose first member is its size, and in which `library` is null or a C string; `gpu` is null or
 /// writable.
@@ -61,14 +57,11 @@ pub unsafe extern "C" fn cxl_shm_gpu_open(pool: *mut CxlPool, device: u32, optio
     })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_gpu_close(gpu: CxlGpu) -> c_int {
     status_of(|| gpus::close(gpu))
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// `info` is null or a writable structure whose first member is its size.
 #[unsafe(no_mangle)]
@@ -82,14 +75,11 @@ pub unsafe extern "C" fn cxl_shm_gpu_get_info(gpu: CxlGpu, info: *mut GpuInfo) -
     })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_gpu_check(gpu: CxlGpu, address: u64, len_bytes: usize) -> c_int {
     status_of(|| gpus::check(gpu, address, len_bytes))
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// `pieces` is null or `count` pieces, whose memory may be used until the end of the copies is reported; `copy` is null or writable.
 #[unsafe(no_mangle)]
@@ -112,19 +102,16 @@ pub unsafe extern "C" fn cxl_shm_gpu_start(
     })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_gpu_wait(copy: CxlGpuCopy, timeout_ms: u64) -> c_int {
     status_of(|| gpus::wait(copy, timeout_ms))
 }
 
-/// `cxl_shm_gpu.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_gpu_cancel(copy: CxlGpuCopy) -> c_int {
     status_of(|| gpus::cancel(copy))
 }
 
-/// `cxl_shm_gpu.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_gpu_release(copy: CxlGpuCopy) -> c_int {
     status_of(|| gpus::release(copy))

@@ -9,8 +9,6 @@ use cxl_pool::lock_table;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `lock` is null or writable.
 #[unsafe(no_mangle)]
@@ -19,8 +17,6 @@ pub unsafe extern "C" fn cxl_shm_allocate_lock(lock: *mut CxlLock) -> c_int {
     unsafe { cxl_shm_allocate_lock_ex(null_mut(), TIMEOUT_DEFAULT, lock) }
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `lock` is null or writable.
 #[unsafe(no_mangle)]
@@ -34,13 +30,11 @@ pub unsafe extern "C" fn cxl_shm_allocate_lock_ex(pool: *mut CxlPool, timeout_ms
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_free_lock(lock: CxlLock) -> c_int {
     cxl_shm_free_lock_ex(null_mut(), lock, TIMEOUT_DEFAULT)
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_free_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64) -> c_int {
     status_of(|| {
@@ -55,14 +49,11 @@ pub extern "C" fn cxl_shm_free_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeou
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_acquire_lock(lock: CxlLock) -> c_int {
     status_of(|| acquire(null_mut(), lock, TIMEOUT_DEFAULT, false).map(|_| ()))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `info` is null or a writable structure of its `struct_size`.
 #[unsafe(no_mangle)]
@@ -88,25 +79,21 @@ fn acquire(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64, take_damaged: boo
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_release_lock(lock: CxlLock) -> c_int {
     cxl_shm_release_lock_ex(null_mut(), lock)
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_release_lock_ex(pool: *mut CxlPool, lock: CxlLock) -> c_int {
     status_of(|| handle::with(pool, |pool| pool.as_member(|member| member.locks.release(lock))))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_lock_repaired(pool: *mut CxlPool, lock: CxlLock) -> c_int {
     status_of(|| handle::with(pool, |pool| pool.as_member(|member| member.locks.set_repaired(lock, true))))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_lock_damaged(pool: *mut CxlPool, lock: CxlLock) -> c_int {
     status_of(|| handle::with(pool, |pool| pool.as_member(|member| member.locks.set_repaired(lock, false))))

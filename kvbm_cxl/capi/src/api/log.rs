@@ -5,7 +5,6 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::{PoisonError, RwLock};
 
-/// `cxl_shm_log_fn`.
 type LogFn = unsafe extern "C" fn(context: *mut c_void, level: c_int, message: *const c_char);
 
 #[derive(Clone, Copy)]
@@ -46,8 +45,6 @@ impl Log for Caller {
     fn flush(&self) {}
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `log` may be called with `context` from any thread until this function is called again.
 #[unsafe(no_mangle)]

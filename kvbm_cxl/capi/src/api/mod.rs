@@ -23,7 +23,7 @@ use std::ffi::{CStr, c_char};
 ///
 /// # Safety
 /// `text` is null, or readable up to its closing zero or `max_bytes + 1` bytes, whichever comes first.
-unsafe fn bounded<'a>(text: *const c_char, max_bytes: usize, what: &str) -> Outcome<&'a [u8]> {
+unsafe fn c_bytes<'a>(text: *const c_char, max_bytes: usize, what: &str) -> Outcome<&'a [u8]> {
     if text.is_null() {
         return Err(Failure::invalid(format!("the {what} is NULL")));
     }
@@ -48,11 +48,10 @@ unsafe fn spec<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
         return Ok(None);
     }
     // SAFETY: as demanded of the caller.
-    let bytes = unsafe { bounded(text, MAX_SPEC_BYTES, "name of the pool") }?;
+    let bytes = unsafe { c_bytes(text, MAX_SPEC_BYTES, "name of the pool") }?;
     std::str::from_utf8(bytes).map(Some).map_err(|_| Failure::invalid("the name of the pool is not UTF-8"))
 }
 
-/// Refuses a null pointer to where an output goes.
 fn writable<T>(at: *const T, what: &str) -> Outcome<()> {
     if at.is_null() { Err(Failure::invalid(format!("the pointer to the {what} is NULL"))) } else { Ok(()) }
 }

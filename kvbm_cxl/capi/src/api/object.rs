@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named objects, offsets and addresses.
 
-use super::{bounded, writable};
+use super::{c_bytes, writable};
 use crate::handle;
 use crate::pool::check_flags;
-use crate::status::{Failure, Outcome, Status, guarded, status_of};
+use crate::status::{Failure, Outcome, Status, catch_failure, status_of};
 use crate::types::{CxlPool, NULL_OFFSET, PUT_REPLACE, ShmPtr, TIMEOUT_DEFAULT};
 use cxl_pool::limits::MAX_OBJECT_NAME_BYTES;
 use std::ffi::{c_char, c_int, c_void};
@@ -12,8 +12,6 @@ use std::ptr::null_mut;
 
 const KEY: &str = "key";
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `key` is null or a C string.
 #[unsafe(no_mangle)]
@@ -22,8 +20,6 @@ pub unsafe extern "C" fn cxl_shm_put(key: *const c_char, ptr: *mut c_void) -> c_
     unsafe { cxl_shm_put_ex(null_mut(), key, ptr, 0, 0, TIMEOUT_DEFAULT) }
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `key` is null or a C string.
 #[unsafe(no_mangle)]
@@ -38,7 +34,7 @@ pub unsafe extern "C" fn cxl_shm_put_ex(
     status_of(|| {
         check_flags(flags, PUT_REPLACE)?;
         // SAFETY: as demanded of the caller.
-        let name = unsafe { bounded(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
         let len = usize::try_from(len_bytes).map_err(|_| Failure::invalid(format!("{len_bytes} bytes are too many")))?;
         handle::with(pool, |pool| {
             let Some(offset) = pool.offset_of(ptr.addr()) else {
@@ -54,8 +50,6 @@ pub unsafe extern "C" fn cxl_shm_put_ex(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `key` is null or a C string; `ptr` is null or writable.
 #[unsafe(no_mangle)]
@@ -64,8 +58,6 @@ pub unsafe extern "C" fn cxl_shm_get(key: *const c_char, ptr: *mut *mut c_void) 
     unsafe { cxl_shm_get_ex(null_mut(), key, ptr, null_mut(), TIMEOUT_DEFAULT) }
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `key` is null or a C string; `ptr` and `len_bytes` are null or writable.
 #[unsafe(no_mangle)]
@@ -79,7 +71,7 @@ pub unsafe extern "C" fn cxl_shm_get_ex(
     status_of(|| {
         writable(ptr, "address")?;
         // SAFETY: as demanded of the caller.
-        let name = unsafe { bounded(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
         let (address, len) = handle::with(pool, |pool| {
             let object = pool.as_member(|member| Ok(member.objects.get(name, pool.timeout_ms(timeout_ms))?))?;
             // The pool's content is checked again here: the address is about to be used.
@@ -97,8 +89,6 @@ pub unsafe extern "C" fn cxl_shm_get_ex(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `key` is null or a C string.
 #[unsafe(no_mangle)]
@@ -107,39 +97,33 @@ pub unsafe extern "C" fn cxl_shm_destroy(key: *const c_char) -> c_int {
     unsafe { cxl_shm_destroy_ex(null_mut(), key, TIMEOUT_DEFAULT) }
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `key` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_destroy_ex(pool: *mut CxlPool, key: *const c_char, timeout_ms: u64) -> c_int {
     status_of(|| {
         // SAFETY: as demanded of the caller.
-        let name = unsafe { bounded(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
         handle::with(pool, |pool| pool.as_member(|member| Ok(member.objects.destroy(name, pool.timeout_ms(timeout_ms))?)))
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_get_offset(ptr: *mut c_void) -> ShmPtr {
     if ptr.is_null() {
         return NULL_OFFSET;
     }
-    guarded(|| handle::with_address(ptr.addr(), 1, |_, offset| Ok(offset))).unwrap_or(NULL_OFFSET)
+    catch_failure(|| handle::with_address(ptr.addr(), 1, |_, offset| Ok(offset))).unwrap_or(NULL_OFFSET)
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_get_ptr(offset: ShmPtr) -> *mut c_void {
     if offset == NULL_OFFSET {
         return null_mut();
     }
-    guarded(|| range(null_mut(), offset, 1)).unwrap_or(null_mut())
+    catch_failure(|| range(null_mut(), offset, 1)).unwrap_or(null_mut())
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `ptr` is null or writable.
 #[unsafe(no_mangle)]

@@ -9,8 +9,6 @@ use crate::types::{self, CxlPool, FormatOptions, Info, Options};
 use cxl_pool::cpus::ThreadKind;
 use std::ffi::{c_char, c_int};
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `spec` is null or a C string; `options` is null or a structure of its `struct_size`; `pool` is null or writable.
 #[unsafe(no_mangle)]
@@ -26,26 +24,21 @@ pub unsafe extern "C" fn cxl_shm_open(spec: *const c_char, options: *const Optio
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_join(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::with(pool, |pool| pool.join()))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_leave(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::with(pool, |pool| pool.leave()))
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_close(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::close(pool))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `spec` is null or a C string; `options` is null or a structure of its `struct_size`.
 #[unsafe(no_mangle)]
@@ -57,14 +50,11 @@ pub unsafe extern "C" fn cxl_shm_init(spec: *const c_char, options: *const Optio
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_fini() -> c_int {
     status_of(|| handle::close(std::ptr::null_mut()))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `spec` is null or a C string; `options` is null or a structure of its `struct_size`.
 #[unsafe(no_mangle)]
@@ -76,8 +66,6 @@ pub unsafe extern "C" fn cxl_shm_format(spec: *const c_char, options: *const For
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `info` is null or a writable structure of its `struct_size`.
 #[unsafe(no_mangle)]
@@ -91,14 +79,11 @@ pub unsafe extern "C" fn cxl_shm_get_info(pool: *mut CxlPool, info: *mut Info) -
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_check(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::with(pool, |pool| Ok(pool.pool().check_not_replaced()?)))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `id` is null or has 16 writable bytes.
 #[unsafe(no_mangle)]
@@ -112,7 +97,6 @@ pub unsafe extern "C" fn cxl_shm_machine_id(id: *mut u8) -> c_int {
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_bind_worker(pool: *mut CxlPool) -> c_int {
     status_of(|| {
@@ -121,7 +105,6 @@ pub extern "C" fn cxl_shm_bind_worker(pool: *mut CxlPool) -> c_int {
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_bind_thread(numa_node: u32) -> c_int {
     status_of(|| cxl_pool::device::bind_current_thread_to_node(numa_node).map_err(Failure::from))

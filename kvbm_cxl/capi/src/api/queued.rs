@@ -48,8 +48,6 @@ unsafe fn queue(
     Ok(())
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// `blocks` is null or `count` blocks, each with as many parts as it says and a parent that is null or 16 readable bytes; their memory and
 /// the stream stay as the header says; `queued` is null or writable.
@@ -69,8 +67,6 @@ pub unsafe extern "C" fn cxl_shm_gpu_queue_publish(
     status_of(|| unsafe { queue(pool, queued, call, |call, pool, cache| call.publish(pool, cache)) })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// As [`cxl_shm_gpu_queue_publish`].
 #[unsafe(no_mangle)]
@@ -89,8 +85,6 @@ pub unsafe extern "C" fn cxl_shm_gpu_queue_pull(
     status_of(|| unsafe { queue(pool, queued, call, |call, pool, cache| call.pull(pool, cache)) })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// `outcomes` is null or `count` writable numbers.
 #[unsafe(no_mangle)]
@@ -111,8 +105,6 @@ pub unsafe extern "C" fn cxl_shm_gpu_queued_wait(queued: CxlGpuQueued, timeout_m
     })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
-///
 /// # Safety
 /// The stream is there.
 #[unsafe(no_mangle)]
@@ -121,7 +113,6 @@ pub unsafe extern "C" fn cxl_shm_gpu_queued_hold(queued: CxlGpuQueued, stream: u
     status_of(|| unsafe { queued::hold(queued, stream) })
 }
 
-/// `cxl_shm_gpu.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_gpu_queued_release(queued: CxlGpuQueued) -> c_int {
     status_of(|| queued::release(queued))

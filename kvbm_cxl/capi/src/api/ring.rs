@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Messages between processes.
 
-use super::{bounded, writable};
+use super::{c_bytes, writable};
 use crate::handle;
 use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status, status_of};
@@ -12,13 +12,10 @@ use std::ffi::{c_char, c_int, c_void};
 
 const NAME: &str = "name of the listener";
 
-/// Runs `work` on the rings of a pool, with the deadline that the caller means.
 fn on_rings<T>(pool: *mut CxlPool, timeout_ms: u64, work: impl FnOnce(&RingTable, u64) -> Outcome<T>) -> Outcome<T> {
     handle::with(pool, |pool| pool.as_member(|member| work(&member.rings, pool.timeout_ms(timeout_ms))))
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `name` is null or a C string; `listener` is null or writable.
 #[unsafe(no_mangle)]
@@ -26,7 +23,7 @@ pub unsafe extern "C" fn cxl_shm_ring_listen(pool: *mut CxlPool, name: *const c_
     status_of(|| {
         writable(listener, "listener")?;
         // SAFETY: as demanded of the caller.
-        let name = unsafe { bounded(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
+        let name = unsafe { c_bytes(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
         let number = on_rings(pool, 0, |rings, _| rings.listen(name))?;
         // SAFETY: not null, so writable.
         unsafe { listener.write(number) };
@@ -34,8 +31,6 @@ pub unsafe extern "C" fn cxl_shm_ring_listen(pool: *mut CxlPool, name: *const c_
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `connection` is null or writable.
 #[unsafe(no_mangle)]
@@ -49,8 +44,6 @@ pub unsafe extern "C" fn cxl_shm_ring_accept(pool: *mut CxlPool, listener: CxlRi
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `name` is null or a C string; `connection` is null or writable.
 #[unsafe(no_mangle)]
@@ -58,7 +51,7 @@ pub unsafe extern "C" fn cxl_shm_ring_connect(pool: *mut CxlPool, name: *const c
     status_of(|| {
         writable(connection, "connection")?;
         // SAFETY: as demanded of the caller.
-        let name = unsafe { bounded(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
+        let name = unsafe { c_bytes(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
         let number = on_rings(pool, timeout_ms, |rings, timeout_ms| rings.connect(name, timeout_ms))?;
         // SAFETY: not null, so writable.
         unsafe { connection.write(number) };
@@ -66,21 +59,17 @@ pub unsafe extern "C" fn cxl_shm_ring_connect(pool: *mut CxlPool, name: *const c
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_ring_presence(pool: *mut CxlPool, name: *const c_char) -> c_int {
     status_of(|| {
         // SAFETY: as demanded of the caller.
-        let name = unsafe { bounded(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
+        let name = unsafe { c_bytes(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
         on_rings(pool, 0, |rings, _| rings.presence(name))
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `len_bytes` is null or writable.
 #[unsafe(no_mangle)]
@@ -94,8 +83,6 @@ pub unsafe extern "C" fn cxl_shm_ring_max_message(pool: *mut CxlPool, connection
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `message` is readable for `len_bytes` bytes; it may be null if these are none.
 #[unsafe(no_mangle)]
@@ -122,8 +109,6 @@ pub unsafe extern "C" fn cxl_shm_ring_send(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `message` is writable for `size` bytes, and may be null if these are none; `len_bytes` is null or writable.
 #[unsafe(no_mangle)]
@@ -157,8 +142,6 @@ pub unsafe extern "C" fn cxl_shm_ring_recv(
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `seen` is null or writable.
 #[unsafe(no_mangle)]
@@ -173,8 +156,6 @@ pub unsafe extern "C" fn cxl_shm_ring_check(pool: *mut CxlPool, connection: CxlR
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `trace` is null or writable.
 #[unsafe(no_mangle)]
@@ -188,8 +169,6 @@ pub unsafe extern "C" fn cxl_shm_ring_trace(pool: *mut CxlPool, connection: CxlR
     })
 }
 
-/// `cxl_shm.h` documents this function.
-///
 /// # Safety
 /// `has_let_go` is null or writable.
 #[unsafe(no_mangle)]
@@ -203,7 +182,6 @@ pub unsafe extern "C" fn cxl_shm_ring_has_let_go(pool: *mut CxlPool, trace: CxlR
     })
 }
 
-/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_ring_close(pool: *mut CxlPool, ring: CxlRing, timeout_ms: u64) -> c_int {
     status_of(|| on_rings(pool, timeout_ms, |rings, timeout_ms| rings.close(ring, timeout_ms)))

@@ -64,8 +64,7 @@ pub struct AllocAudit {
     pub findings: Vec<Finding>,
 }
 
-/// Up to which incarnation each slot is fenced or over.
-fn ended(lines: &Lines) -> Result<Vec<u32>> {
+fn ended_incarnations(lines: &Lines) -> Result<Vec<u32>> {
     let standings = fence::standings(lines)?;
     let slots: Vec<u64> = (0..standings.len() as u64).collect();
     let mut identities: Vec<Result<Identity>> = Vec::with_capacity(slots.len());
@@ -98,7 +97,7 @@ fn is_claimed(claim: &Claim, chunk: u64) -> bool {
 /// Reads all claims, heads and keep maps. On a running pool the result is a picture of a moving thing.
 pub fn audit(lines: &Lines) -> Result<AllocAudit> {
     let classes = Classes::new(lines.layout().geometry().chunk_bytes);
-    let ended = ended(lines)?;
+    let ended = ended_incarnations(lines)?;
     let mut audit = AllocAudit { chunks: lines.layout().chunks(), ..AllocAudit::default() };
     for line in 0..lines.layout().claim_lines() {
         let claims = claim_lines(lines, line)?;
@@ -151,7 +150,7 @@ fn look_at(lines: &Lines, classes: &Classes, chunk: u64, claimants: &[(usize, bo
 /// The live host that claims the chunk at a pool offset: its slot and incarnation.
 pub fn owner_of(lines: &Lines, offset: u64) -> Result<Option<(u16, u32)>> {
     let Some(chunk) = lines.layout().chunk_of(offset) else { return Ok(None) };
-    let ended = ended(lines)?;
+    let ended = ended_incarnations(lines)?;
     for (slot, claim) in claim_lines(lines, chunk / CHUNKS_PER_CLAIM as u64)?.into_iter().enumerate() {
         let claim = claim?;
         if is_claimed(&claim, chunk) && claim.incarnation > ended[slot] {

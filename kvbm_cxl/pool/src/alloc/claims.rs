@@ -16,7 +16,6 @@ use bytemuck::Zeroable;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// The bits of a claim line.
 type Bits = [u8; CHUNKS_PER_CLAIM / 8];
 
 pub(super) fn has(bits: &Bits, bit: usize) -> bool {
@@ -29,12 +28,12 @@ fn set(bits: &mut Bits, bit: usize, value: bool) {
 }
 
 /// Claim line `line` of every slot, as fetched; `None` where it does not verify, which counts as a claim of everything in it.
-pub(super) struct Row {
+pub(super) struct ClaimRow {
     line: u64,
     claims: Vec<Option<Claim>>,
 }
 
-impl Row {
+impl ClaimRow {
     /// Chunk number of bit 0.
     fn first(&self) -> u64 {
         self.line * CHUNKS_PER_CLAIM as u64
@@ -53,14 +52,14 @@ impl Row {
 }
 
 /// Fences and proofs of death, each looked up once.
-pub(super) struct Judge<'a> {
+pub(super) struct DeathJudge<'a> {
     allocator: &'a Allocator,
     known: HashMap<(u16, u32), (bool, bool)>,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> DeathJudge<'a> {
     pub fn new(allocator: &'a Allocator) -> Self {
-        Judge { allocator, known: HashMap::new() }
+        DeathJudge { allocator, known: HashMap::new() }
     }
 
     fn look_up(&mut self, slot: u16, incarnation: u32) -> Result<(bool, bool)> {
@@ -74,12 +73,10 @@ impl<'a> Judge<'a> {
         Ok((fenced, proven))
     }
 
-    /// Nothing of it writes any more.
     pub fn is_proven_dead(&mut self, slot: u16, incarnation: u32) -> Result<bool> {
         Ok(self.look_up(slot, incarnation)?.1)
     }
 
-    /// There are some, and nothing of any of them writes any more.
     fn are_proven_dead(&mut self, claimants: impl Iterator<Item = (u16, u32)>) -> Result<bool> {
         let mut dead = false;
         for (slot, incarnation) in claimants {
@@ -124,16 +121,16 @@ impl Allocator {
         Ok(guard)
     }
 
-    pub(super) fn fetch_row(&self, line: u64) -> Result<Row> {
+    pub(super) fn fetch_row(&self, line: u64) -> Result<ClaimRow> {
         let lines = self.layout().claim_lines();
         let indexes: Vec<u64> = (0..u64::from(self.layout().geometry().slots)).map(|slot| slot * lines + line).collect();
         let mut fetched: Vec<Result<Claim>> = Vec::with_capacity(indexes.len());
         self.lines().fetch_many(&indexes, &mut fetched)?;
-        Ok(Row { line, claims: fetched.into_iter().map(if_whole).collect::<Result<_>>()? })
+        Ok(ClaimRow { line, claims: fetched.into_iter().map(if_whole).collect::<Result<_>>()? })
     }
 
     /// [`Allocator::fetch_row`], all of which verifies.
-    fn fetch_whole_row(&self, line: u64) -> Result<Row> {
+    fn fetch_whole_row(&self, line: u64) -> Result<ClaimRow> {
         let row = self.fetch_row(line)?;
         match row.claims.iter().position(Option::is_none) {
             None => Ok(row),
@@ -144,18 +141,15 @@ impl Allocator {
         }
     }
 
-    /// This host's own claim line, which no other host writes.
     fn fetch_own(&self, line: u64) -> Result<Claim> {
         self.lines().fetch(self.host.slot() as u64 * self.layout().claim_lines() + line)
     }
 
-    /// Whether this host claims a chunk, by its published line.
     pub(super) fn is_claimed_here(&self, chunk: u64) -> Result<bool> {
         let claim = self.fetch_own(chunk / CHUNKS_PER_CLAIM as u64)?;
         Ok(has(&claim.bits, (chunk % CHUNKS_PER_CLAIM as u64) as usize))
     }
 
-    /// Bits of a claim line that stand for chunks.
     fn bits_in(&self, line: u64) -> usize {
         (self.layout().chunks() - line * CHUNKS_PER_CLAIM as u64).min(CHUNKS_PER_CLAIM as u64) as usize
     }
@@ -166,7 +160,7 @@ impl Allocator {
     }
 
     /// Adds chunks of one claim line to this host's claims. They are ours only when this returns without error.
-    fn claim(&self, guard: &LockGuard<'_>, row: &Row, added: &[usize]) -> Result<()> {
+    fn claim(&self, guard: &LockGuard<'_>, row: &ClaimRow, added: &[usize]) -> Result<()> {
         let Some(own) = row.claims.get(self.me()).copied().flatten() else {
             return Err(Error::BadLine { region: Region::Claim.name(), index: row.line, reason: "own claim line does not verify" });
         };
@@ -216,7 +210,7 @@ impl Allocator {
     pub(super) fn claim_row(&self, count: u64, deadline_ns: u64) -> Result<u64> {
         let guard = self.lock_chunks_until(deadline_ns)?;
         let mut found = 0;
-        for chunk in self.unclaimed()? {
+        for chunk in self.unclaimed_chunks()? {
             // `found` counts how many in a row end right before `chunk`.
             found = if chunk.1 { found + 1 } else { 0 };
             if found == count {
@@ -236,8 +230,7 @@ impl Allocator {
         Err(Error::Full { what: "the room for a block of several chunks in a row", limit: count, advice })
     }
 
-    /// Every chunk, and whether it has no claim.
-    fn unclaimed(&self) -> Result<Vec<(u64, bool)>> {
+    fn unclaimed_chunks(&self) -> Result<Vec<(u64, bool)>> {
         let mut chunks = Vec::with_capacity(self.layout().chunks() as usize);
         for line in 0..self.layout().claim_lines() {
             let row = self.fetch_row(line)?;
@@ -250,7 +243,7 @@ impl Allocator {
     /// Claims whatever this host does not yet claim of chunks `first` to `first + count - 1`; false, and nothing claimed, when part of it
     /// is another host's who may still write.
     pub(super) fn complete_run(&self, guard: &LockGuard<'_>, first: u64, count: u64) -> Result<bool> {
-        let mut judge = Judge::new(self);
+        let mut judge = DeathJudge::new(self);
         let (first_line, last_line) = (first / CHUNKS_PER_CLAIM as u64, (first + count - 1) / CHUNKS_PER_CLAIM as u64);
         let mut missing = Vec::new();
         for line in first_line..=last_line {
@@ -274,7 +267,7 @@ impl Allocator {
 
     /// Adopts chunks that only hosts claim whose death is proven; stops after `limit`, or with the first empty one if `until_spare`.
     pub(super) fn adopt(&self, guard: &LockGuard<'_>, limit: u64, until_spare: bool) -> Result<u64> {
-        let mut judge = Judge::new(self);
+        let mut judge = DeathJudge::new(self);
         let mut adopted = 0;
         for line in 0..self.layout().claim_lines() {
             let mut row = self.fetch_row(line)?;
@@ -305,7 +298,7 @@ impl Allocator {
 
     /// Whether there is a chunk that only hosts claim whose death is proven. Without the lock it may be another's by now.
     pub(super) fn may_adopt(&self) -> Result<bool> {
-        let mut judge = Judge::new(self);
+        let mut judge = DeathJudge::new(self);
         for line in 0..self.layout().claim_lines() {
             let row = self.fetch_row(line)?;
             for bit in (0..self.bits_in(line)).filter(|&bit| !row.is_claimed_by(self.me(), bit)) {
@@ -336,7 +329,7 @@ impl Allocator {
     /// if that one is not the owner either, it takes the chunk over with all that is kept in it. (CACHE.md C22 forbids to clear such a bit
     /// because of strays on the chunk's lines. With strict adoption only the owner ever writes them.)
     pub(super) fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
-        let mut judge = Judge::new(self);
+        let mut judge = DeathJudge::new(self);
         let mut living = HashMap::new();
         let incarnation = guard.op().incarnation();
         for line in 0..self.layout().claim_lines() {
@@ -366,7 +359,6 @@ impl Allocator {
         self.host.check_fences(guard.op())
     }
 
-    /// Chunks from `first` on, within its claim line, that this host claims.
     pub(super) fn claimed_from(&self, first: u64) -> Result<Vec<u64>> {
         let line = first / CHUNKS_PER_CLAIM as u64;
         let own = self.fetch_own(line)?;
@@ -379,7 +371,7 @@ impl Allocator {
     }
 
     /// The live claimant of a chunk in its row, and whether any host claims it at all.
-    pub(super) fn live_claimant(&self, row: &Row, chunk: u64, judge: &mut Judge<'_>) -> Result<(Option<(u16, u32)>, bool)> {
+    pub(super) fn live_claimant(&self, row: &ClaimRow, chunk: u64, judge: &mut DeathJudge<'_>) -> Result<(Option<(u16, u32)>, bool)> {
         let mut any = false;
         for (slot, incarnation) in row.claimants((chunk - row.first()) as usize, usize::MAX) {
             any = true;
@@ -416,7 +408,7 @@ mod tests {
 
     #[test]
     fn an_unreadable_line_claims_everything_and_cannot_be_proven_dead() {
-        let row = Row { line: 1, claims: vec![claim(3, &[5]), None, claim(4, &[6])] };
+        let row = ClaimRow { line: 1, claims: vec![claim(3, &[5]), None, claim(4, &[6])] };
         assert_eq!(row.first(), 448);
         assert_eq!(row.claimants(5, usize::MAX).collect::<Vec<_>>(), [(0, 3), (1, u32::MAX)]);
         assert_eq!(row.claimants(6, 2).collect::<Vec<_>>(), [(1, u32::MAX)]);

@@ -22,7 +22,6 @@ impl Classes {
         Classes { sizes }
     }
 
-    /// How many there are.
     pub fn count(&self) -> usize {
         self.sizes.len()
     }

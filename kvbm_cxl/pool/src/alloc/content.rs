@@ -7,14 +7,12 @@ use crate::error::{Error, Result};
 use crate::line::Lines;
 use crate::media::{BLOCKS_PER_KEEP, ChunkHead, KeepMap};
 
-/// What of a chunk outlives its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Nothing.
     Nothing,
     /// Kept blocks of one size class.
     Blocks {
-        /// The class.
         class: usize,
         /// The blocks; at least one.
         kept: BlockSet,
@@ -36,7 +34,6 @@ fn or_bad<T>(fetched: Result<T>) -> Result<std::result::Result<T, Content>> {
     }
 }
 
-/// The kept blocks of a chunk cut into `blocks` blocks.
 fn kept_blocks(lines: &Lines, chunk: u64, blocks: u32) -> Result<std::result::Result<BlockSet, Content>> {
     let per_chunk = lines.layout().geometry().keep_lines();
     let used = u64::from(blocks).div_ceil(BLOCKS_PER_KEEP as u64);
@@ -65,7 +62,6 @@ fn covers(lines: &Lines, first: u64, head: &ChunkHead, chunk: u64) -> Result<std
     Ok(kept_blocks(lines, first, 1)?.map(|kept| kept.has(0)))
 }
 
-/// Reads what chunk `chunk` holds, and its head. The head is zero when it does not verify.
 pub(super) fn read(lines: &Lines, classes: &Classes, chunk: u64) -> Result<(Content, ChunkHead)> {
     let head: ChunkHead = match or_bad(lines.fetch(chunk))? {
         Ok(head) => head,

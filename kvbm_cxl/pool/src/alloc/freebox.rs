@@ -11,7 +11,7 @@
 //! might keep it, and it would be freed under it. A block of this process is free in the pool before, and to be had after; of those of
 //! other processes they hear after.
 
-use super::claims::{Judge, Row};
+use super::claims::{ClaimRow, DeathJudge};
 use super::freeing::Begun;
 use super::load::is_acknowledged;
 use super::{Allocator, ChunkUse, local};
@@ -28,7 +28,6 @@ use std::collections::BTreeMap;
 /// Numbers that are passed over behind the last message that was taken, where those of later ones cannot be read.
 pub(crate) const LOST_NUMBERS: u32 = 16;
 
-/// Blocks on their way to one host.
 struct Parcel {
     receiver: u32,
     offsets: Vec<u64>,
@@ -83,14 +82,14 @@ impl Allocator {
                 continue;
             };
             if self.place(chunk) != ChunkUse::None && self.local.pull(offset) {
-                self.asked(offset, self.free_here(chunk, offset))?;
+                self.count_refusal(offset, self.free_here(chunk, offset))?;
             }
         }
         Ok(())
     }
 
     /// What became of a free of a block of this process that another process asked for; a wrong request only counts.
-    fn asked(&self, offset: u64, freed: Result<bool>) -> Result<()> {
+    fn count_refusal(&self, offset: u64, freed: Result<bool>) -> Result<()> {
         match freed {
             Ok(true) => Ok(()),
             Ok(false) | Err(Error::NotFound(_)) => {
@@ -171,7 +170,7 @@ impl Allocator {
                     true => self.finish_free(begun),
                     false => held(&self.untold).push((sender, begun)),
                 };
-                self.asked(offset, self.begin_free(chunk, offset, untold))?;
+                self.count_refusal(offset, self.begin_free(chunk, offset, untold))?;
             }
         }
         if mutant!("alloc.free_is_passed_on_untold") {
@@ -190,7 +189,7 @@ impl Allocator {
     }
 
     fn send(&self, op: &Op<'_>) -> Result<()> {
-        let mut judge = Judge::new(self);
+        let mut judge = DeathJudge::new(self);
         for (receiver, parcel) in self.pack(&mut judge)? {
             let slots = u64::from(self.layout().geometry().slots);
             let index = u64::from(self.host.slot()) * slots + u64::from(receiver);
@@ -210,7 +209,7 @@ impl Allocator {
     }
 
     /// The number of the last message to `receiver`, in line `index`; `None` while that has to stay there.
-    fn last_taken(&self, receiver: u16, index: u64, judge: &mut Judge<'_>) -> Result<Option<u32>> {
+    fn last_taken(&self, receiver: u16, index: u64, judge: &mut DeathJudge<'_>) -> Result<Option<u32>> {
         let slots = u64::from(self.layout().geometry().slots);
         // Only this host writes the line, so what it says of the last message is true.
         let last = if_whole(self.lines().fetch::<FreeBox>(index))?;
@@ -225,8 +224,8 @@ impl Allocator {
     }
 
     /// Sorts waiting blocks of other hosts' chunks by who has the chunk now. Those of chunks that only dead hosts claim go on waiting.
-    fn pack(&self, judge: &mut Judge<'_>) -> Result<BTreeMap<u16, Parcel>> {
-        let mut rows: BTreeMap<u64, Row> = BTreeMap::new();
+    fn pack(&self, judge: &mut DeathJudge<'_>) -> Result<BTreeMap<u16, Parcel>> {
+        let mut rows: BTreeMap<u64, ClaimRow> = BTreeMap::new();
         let mut parcels: BTreeMap<u16, Parcel> = BTreeMap::new();
         let waiting: Vec<u64> = self.local.pending().collect();
         for offset in waiting {
@@ -255,7 +254,7 @@ impl Allocator {
     }
 
     /// Whether the receiver of a message died before it acknowledged it, and every chunk in it has been loaded by its next owner since.
-    fn is_inherited(&self, receiver: u16, message: &FreeBox, judge: &mut Judge<'_>) -> Result<bool> {
+    fn is_inherited(&self, receiver: u16, message: &FreeBox, judge: &mut DeathJudge<'_>) -> Result<bool> {
         if !judge.is_proven_dead(receiver, message.receiver)? {
             return Ok(false);
         }

@@ -18,7 +18,6 @@ pub(super) enum Begun {
 }
 
 impl Begun {
-    /// Whether a part of it lies in a chunk.
     pub fn is_in(&self, chunk: u64) -> bool {
         match *self {
             Begun::Block { chunk: of, .. } => of == chunk,

@@ -7,7 +7,6 @@ use crate::media::BLOCKS_PER_KEEP;
 const WORDS_PER_KEEP: usize = BLOCKS_PER_KEEP / 64;
 const _: () = assert!(BLOCKS_PER_KEEP.is_multiple_of(64));
 
-/// A set of blocks of one chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct BlockSet(Vec<u64>);
 
@@ -39,7 +38,6 @@ impl BlockSet {
         Some(index as u32 * 64 + 63 - word.leading_zeros())
     }
 
-    /// The keep-map bits of line `line` of the chunk.
     pub fn line(&self, line: usize) -> [u8; BLOCKS_PER_KEEP / 8] {
         let mut bits = [0; BLOCKS_PER_KEEP / 8];
         let words = self.0.iter().skip(line * WORDS_PER_KEEP).take(WORDS_PER_KEEP);
@@ -47,7 +45,6 @@ impl BlockSet {
         bits
     }
 
-    /// Takes over the keep-map bits of line `line`.
     pub fn set_line(&mut self, line: usize, bits: &[u8; BLOCKS_PER_KEEP / 8]) {
         let words = self.0.iter_mut().skip(line * WORDS_PER_KEEP).take(WORDS_PER_KEEP);
         for (word, bytes) in words.zip(bits.chunks_exact(8)) {
@@ -58,7 +55,7 @@ impl BlockSet {
 
 /// One chunk cut into blocks of one size.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(super) struct HeapChunk {
     number: u64,
     blocks: u32,
     /// Blocks from here on were never used: free, and not in `free`.
@@ -72,18 +69,17 @@ pub(super) struct Chunk {
     listed: bool,
 }
 
-impl Chunk {
-    /// A chunk of which nothing is used.
+impl HeapChunk {
     pub fn empty(number: u64, blocks: u32) -> Self {
         let taken = BlockSet::new(blocks);
-        Chunk { number, blocks, fresh: 0, kept: BlockSet::default(), taken, free: Vec::new(), used: 0, listed: false }
+        HeapChunk { number, blocks, fresh: 0, kept: BlockSet::default(), taken, free: Vec::new(), used: 0, listed: false }
     }
 
     /// A chunk of which exactly the kept blocks are used.
     pub fn rebuilt(number: u64, blocks: u32, kept: BlockSet) -> Self {
         let used = kept.count();
         let free = (0..blocks).rev().filter(|&block| !kept.has(block)).collect();
-        Chunk { number, blocks, fresh: blocks, taken: kept.clone(), kept, free, used, listed: false }
+        HeapChunk { number, blocks, fresh: blocks, taken: kept.clone(), kept, free, used, listed: false }
     }
 
     fn take(&mut self) -> Option<u32> {
@@ -104,7 +100,6 @@ impl Chunk {
 /// What freeing a block led to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Freed {
-    /// It is free.
     Done,
     /// It is kept, so nothing was done: see [`Heap::unkeep`].
     IsKept,
@@ -115,35 +110,29 @@ pub(super) enum Freed {
 /// A keep-map line to publish. A thread that changes kept blocks of a chunk holds the chunk's stripe lock until that is done.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct KeepLine {
-    /// Line within the chunk.
     pub line: usize,
-    /// Its bits.
     pub bits: [u8; BLOCKS_PER_KEEP / 8],
 }
 
 /// What keeping a block led to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// Publish this line.
     Publish(KeepLine),
-    /// It is kept already.
     Already,
-    /// It is not allocated.
     NotAllocated,
 }
 
 /// The chunks of one size class that this process owns. Chunks are named by their place in the heap.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
-    chunks: Vec<Option<Chunk>>,
+    chunks: Vec<Option<HeapChunk>>,
     vacant: Vec<u32>,
     /// Chunks that may have a free block; each at most once (`Chunk::listed`).
     list: Vec<u32>,
 }
 
 impl Heap {
-    /// Takes a chunk in and returns its place.
-    pub fn add(&mut self, chunk: Chunk) -> u32 {
+    pub fn add(&mut self, chunk: HeapChunk) -> u32 {
         let place = self.vacant.pop().unwrap_or_else(|| {
             self.chunks.push(None);
             self.chunks.len() as u32 - 1
@@ -162,8 +151,7 @@ impl Heap {
         }
     }
 
-    /// The chunk at `place`, if that is chunk `number`.
-    fn chunk(&mut self, place: u32, number: u64) -> Option<&mut Chunk> {
+    fn chunk(&mut self, place: u32, number: u64) -> Option<&mut HeapChunk> {
         self.chunks.get_mut(place as usize)?.as_mut().filter(|chunk| chunk.number == number)
     }
 
@@ -235,12 +223,11 @@ impl Heap {
 
     /// Takes empty chunks out beyond the first `spare` of them; at most `limit`.
     pub fn remove_empty(&mut self, spare: usize, limit: usize) -> Vec<u64> {
-        let empty = |chunk: &Option<Chunk>| chunk.as_ref().is_some_and(|chunk| chunk.used == 0);
+        let empty = |chunk: &Option<HeapChunk>| chunk.as_ref().is_some_and(|chunk| chunk.used == 0);
         let places: Vec<usize> = (0..self.chunks.len()).filter(|&place| empty(&self.chunks[place])).skip(spare).take(limit).collect();
         places.into_iter().filter_map(|place| self.remove_at(place)).collect()
     }
 
-    /// Takes a chunk out whatever is in it.
     pub fn remove(&mut self, place: u32, number: u64) {
         if self.chunk(place, number).is_some() {
             self.remove_at(place as usize);
@@ -289,7 +276,7 @@ mod tests {
         let mut kept = BlockSet::new(700);
         [3, 500, 699].iter().for_each(|&block| kept.insert(block));
         let mut heap = Heap::default();
-        heap.add(Chunk::rebuilt(9, 700, kept));
+        heap.add(HeapChunk::rebuilt(9, 700, kept));
         let blocks: Vec<u32> = std::iter::from_fn(|| heap.take()).map(|(_, block)| block).collect();
         assert_eq!(blocks.len(), 697);
         assert_eq!(blocks.iter().collect::<BTreeSet<_>>().len(), 697);
@@ -299,7 +286,7 @@ mod tests {
     #[test]
     fn freed_kept_block_is_not_handed_out_before_its_bit_is_gone() {
         let mut heap = Heap::default();
-        let place = heap.add(Chunk::empty(4, 1));
+        let place = heap.add(HeapChunk::empty(4, 1));
         assert_eq!(heap.take(), Some((4, 0)));
         assert!(matches!(heap.keep(place, 4, 0), Kept::Publish(KeepLine { line: 0, bits }) if bits[0] == 1));
         assert_eq!(heap.keep(place, 4, 0), Kept::Already);
@@ -345,7 +332,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Add(blocks) => {
-                        places.insert(next, (heap.add(Chunk::empty(next, blocks)), blocks));
+                        places.insert(next, (heap.add(HeapChunk::empty(next, blocks)), blocks));
                         next += 1;
                     }
                     Step::Take => match heap.take() {

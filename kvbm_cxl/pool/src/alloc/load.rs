@@ -6,7 +6,7 @@
 //! second time is harmless; afterwards it would free another owner's block.
 
 use super::content::{self, Content};
-use super::heap::{BlockSet, Chunk};
+use super::heap::{BlockSet, HeapChunk};
 use super::{Allocator, ChunkUse, Run};
 use crate::background::held;
 use crate::error::{Error, Result};
@@ -18,7 +18,6 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 impl Allocator {
-    /// Publishes what a chunk is cut into.
     pub(super) fn publish_head(&self, op: &Op<'_>, chunk: u64, state: u32, block_bytes: u64, run: u64) -> Result<()> {
         let (slot, incarnation) = (self.host.slot().into(), op.incarnation());
         self.lines().publish(chunk, ChunkHead { slot, incarnation, state, block_bytes, run, ..ChunkHead::default() })
@@ -58,7 +57,7 @@ impl Allocator {
                 } else {
                     self.publish_head(op, chunk, ChunkHead::BLOCKS, head.block_bytes, 0)?;
                     let mut heap = held(&self.heaps[class]);
-                    let place = heap.add(Chunk::rebuilt(chunk, blocks, kept));
+                    let place = heap.add(HeapChunk::rebuilt(chunk, blocks, kept));
                     self.set_place(chunk, ChunkUse::Heap { class, place });
                 }
             }
@@ -132,7 +131,6 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Blocks of a chunk whose free was on its way when its former owner stopped.
     fn late_frees(&self, chunk: u64, head: &ChunkHead) -> Result<Vec<u64>> {
         let mut late = self.take_waiting(chunk);
         let former = u64::from(head.slot);
@@ -140,22 +138,20 @@ impl Allocator {
             && !mutant!("alloc.mail_of_the_dead_is_left")
             && former < u64::from(self.layout().geometry().slots)
         {
-            for message in self.unacknowledged(former)? {
+            for message in self.unacknowledged_messages(former)? {
                 late.extend(message.offsets.into_iter().filter(|&offset| self.layout().chunk_of(offset) == Some(chunk)));
             }
         }
         Ok(late)
     }
 
-    /// Takes a chunk's blocks out of what waits in the local area.
     fn take_waiting(&self, chunk: u64) -> Vec<u64> {
         let mut waiting: Vec<u64> = self.local.pending().filter(|&offset| self.layout().chunk_of(offset) == Some(chunk)).collect();
         waiting.retain(|&offset| self.local.pull(offset));
         waiting
     }
 
-    /// Messages to `receiver` that it has not acknowledged, by sender.
-    fn unacknowledged(&self, receiver: u64) -> Result<Vec<FreeBox>> {
+    fn unacknowledged_messages(&self, receiver: u64) -> Result<Vec<FreeBox>> {
         let slots = u64::from(self.layout().geometry().slots);
         let (boxes, acks) = self.mail(receiver, slots)?;
         let pairs = boxes.into_iter().zip(acks);
@@ -163,7 +159,6 @@ impl Allocator {
         Ok(pairs.filter_map(|(message, ack)| message.ok().filter(|message| !is_acknowledged(message, ack.ok().as_ref()))).collect())
     }
 
-    /// FREEBOX\[*\]\[receiver\] and FREEACK\[receiver\]\[*\].
     #[allow(clippy::type_complexity)]
     pub(super) fn mail(&self, receiver: u64, slots: u64) -> Result<(Vec<Result<FreeBox>>, Vec<Result<FreeAck>>)> {
         let indexes: Vec<u64> = (0..slots).map(|sender| sender * slots + receiver).collect();
@@ -175,7 +170,6 @@ impl Allocator {
         Ok((boxes, acks))
     }
 
-    /// Follows this host into the incarnation under which `guard` was acquired.
     pub(super) fn follow(&self, guard: &LockGuard<'_>) -> Result<()> {
         let (slot, incarnation) = (self.host.slot(), guard.op().incarnation());
         if !self.local.is_attached(slot, incarnation) {
@@ -272,7 +266,6 @@ impl Allocator {
     }
 }
 
-/// Whether the receiver has taken a message, as far as its acknowledgement tells.
 pub(super) fn is_acknowledged(message: &FreeBox, ack: Option<&FreeAck>) -> bool {
     message.sequence == 0 || ack.is_some_and(|ack| (ack.sender, ack.sequence) == (message.incarnation, message.sequence))
 }

@@ -33,9 +33,8 @@ const _: () = assert!(BLOCKS_PER_FREE_BOX < TOLD.count_ones() as usize);
 const _: () = assert!(PENDING / 2 >= (MAX_SLOTS - 1) * BLOCKS_PER_FREE_BOX);
 
 #[repr(C, align(64))]
-struct Header {
+struct AllocHeader {
     version: AtomicU32,
-    /// Held by the process that works with the free boxes.
     post: LocalMutex,
     /// (slot + 1) << 32 | incarnation under which this host's claim lines were last published; 0 = never.
     attached: AtomicU64,
@@ -81,7 +80,7 @@ pub(super) fn local_bytes(layout: &Layout) -> usize {
 }
 
 // The header and the rounding up to whole lines fit into what every host has for the layers above.
-const _: () = assert!(size_of::<Header>() + 64 <= LOCAL_BYTES_ABOVE_HOST && size_of::<AtomicU32>() <= LOCAL_BYTES_PER_CHUNK);
+const _: () = assert!(size_of::<AllocHeader>() + 64 <= LOCAL_BYTES_ABOVE_HOST && size_of::<AtomicU32>() <= LOCAL_BYTES_PER_CHUNK);
 
 impl LocalArea {
     /// The area of `host`.
@@ -100,7 +99,7 @@ impl LocalArea {
 
     /// Bytes that the area of a pool with `chunks` chunks takes; its start is aligned to 64.
     pub const fn len_bytes(chunks: u64) -> usize {
-        (size_of::<Header>() + chunks as usize * size_of::<AtomicU32>()).next_multiple_of(64)
+        (size_of::<AllocHeader>() + chunks as usize * size_of::<AtomicU32>()).next_multiple_of(64)
     }
 
     /// The area at `start`, which is all zero or an area already; `owner` keeps it mapped.
@@ -134,14 +133,16 @@ impl LocalArea {
         unsafe { Self::at(start, chunks, Arc::new(units)) }
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &AllocHeader {
         // SAFETY: `at` demands size and alignment; Header is atomics only, valid for any bytes.
-        unsafe { self.start.cast::<Header>().as_ref() }
+        unsafe { self.start.cast::<AllocHeader>().as_ref() }
     }
 
     fn owners(&self) -> &[AtomicU32] {
         // SAFETY: `at` demands room for the array behind the header; AtomicU32 is valid for any bytes.
-        unsafe { std::slice::from_raw_parts(self.start.byte_add(size_of::<Header>()).cast::<AtomicU32>().as_ptr(), self.chunks as usize) }
+        unsafe {
+            std::slice::from_raw_parts(self.start.byte_add(size_of::<AllocHeader>()).cast::<AtomicU32>().as_ptr(), self.chunks as usize)
+        }
     }
 
     /// Tag of the process that has a chunk; 0 = none. Meaningless unless the host claims the chunk.
@@ -156,7 +157,6 @@ impl LocalArea {
         }
     }
 
-    /// Whether this host's claim lines were published under this slot and incarnation.
     pub(super) fn is_attached(&self, slot: u16, incarnation: u32) -> bool {
         self.header().attached.load(Ordering::Acquire) == attachment(slot, incarnation)
     }
@@ -166,7 +166,6 @@ impl LocalArea {
         self.header().attached.store(attachment(slot, incarnation), Ordering::Release);
     }
 
-    /// Held by the process that works with the free boxes.
     pub(super) fn post(&self) -> &LocalMutex {
         &self.header().post
     }
@@ -178,12 +177,10 @@ impl LocalArea {
         })
     }
 
-    /// Entries for which [`LocalArea::push`] would find room in `places`.
     pub(super) fn room(&self, places: Range<usize>) -> usize {
         self.header().pending[places].iter().filter(|place| place.load(Ordering::Relaxed) == 0).count()
     }
 
-    /// The blocks that wait.
     pub(super) fn pending(&self) -> impl Iterator<Item = u64> + '_ {
         self.header().pending.iter().map(|place| place.load(Ordering::Acquire)).filter(|&offset| offset != 0)
     }
@@ -225,13 +222,11 @@ impl LocalArea {
         self.header().progress.iter().any(|progress| is_untold(progress.load(Ordering::Acquire)))
     }
 
-    /// Counts frees that were asked for and refused.
     pub(super) fn count_rejected(&self, count: u64) {
         self.header().rejected.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Frees that were asked for and refused since the area was made.
-    pub(super) fn rejected(&self) -> u64 {
+    pub(super) fn count_rejected_frees(&self) -> u64 {
         self.header().rejected.load(Ordering::Relaxed)
     }
 }

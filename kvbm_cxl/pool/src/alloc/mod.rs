@@ -43,7 +43,7 @@ use crate::lock::LockGuard;
 use crate::media::{ChunkHead, Layout};
 use class::Classes;
 use freeing::Begun;
-use heap::{BlockSet, Chunk, Heap, Kept};
+use heap::{BlockSet, Heap, HeapChunk, Kept};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -98,13 +98,13 @@ pub struct Usage {
     pub pending_frees: u64,
 }
 
-/// Where a chunk is in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkUse {
-    /// Not this process's.
     None,
-    /// In the heap of a class.
-    Heap { class: usize, place: u32 },
+    Heap {
+        class: usize,
+        place: u32,
+    },
     /// Spare, part of a run, bad, or on the way from one to the other.
     Other,
 }
@@ -130,7 +130,6 @@ impl ChunkUse {
     }
 }
 
-/// A block of several chunks.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     count: u64,
@@ -142,7 +141,7 @@ struct Run {
 struct Other {
     spare: Vec<u64>,
     /// Those of the spare ones that have not been used since they were brought out of this machine's caches.
-    brought_out: BTreeSet<u64>,
+    flushed: BTreeSet<u64>,
     /// By first chunk.
     runs: BTreeMap<u64, Run>,
     bad: BTreeMap<u64, &'static str>,
@@ -249,7 +248,6 @@ impl Allocator {
         (block < self.blocks_per_chunk(class)).then_some(block)
     }
 
-    /// The block of a chunk that begins at `offset`, if one does.
     fn block_at(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
         let block = self.block_around(class, chunk, offset)?;
         (self.block(class, (chunk, block)).offset == offset).then_some(block)
@@ -271,7 +269,6 @@ impl Allocator {
         self.host.enter()
     }
 
-    /// The end of a wait that begins now.
     fn deadline_ns(&self, timeout_ms: u64) -> u64 {
         self.host.platform().now_ns().saturating_add(timeout_ms.saturating_mul(1_000_000))
     }
@@ -336,7 +333,7 @@ impl Allocator {
         }
         point!("alloc.cut");
         let mut heap = held(&self.heaps[class]);
-        let place = heap.add(Chunk::empty(chunk, self.blocks_per_chunk(class)));
+        let place = heap.add(HeapChunk::empty(chunk, self.blocks_per_chunk(class)));
         self.set_place(chunk, ChunkUse::Heap { class, place });
         // The new chunk is the next one that the heap takes from, and the heap is still locked.
         heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
@@ -438,7 +435,7 @@ impl Allocator {
         self.post()?;
         let mine: Vec<u64> = (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != ChunkUse::None).collect();
         // Before the lock, which others want meanwhile. What belongs to a kept block stays where it is.
-        mine.iter().filter(|&&chunk| !self.is_in_kept_run(chunk)).try_for_each(|&chunk| self.bring_out(chunk))?;
+        mine.iter().filter(|&&chunk| !self.is_in_kept_run(chunk)).try_for_each(|&chunk| self.flush_stores(chunk))?;
         let guard = self.lock_chunks()?;
         for &chunk in &mine {
             self.forget(chunk);
@@ -461,7 +458,7 @@ impl Allocator {
     /// What this process has of the pool.
     pub fn usage(&self) -> Usage {
         let chunk_bytes = self.layout().geometry().chunk_bytes;
-        let mut usage = Usage { rejected_frees: self.local.rejected(), ..Usage::default() };
+        let mut usage = Usage { rejected_frees: self.local.count_rejected_frees(), ..Usage::default() };
         usage.pending_frees = self.local.pending().count() as u64 + held(&self.backlog).len() as u64;
         for (class, heap) in self.heaps.iter().enumerate() {
             let (chunks, scratch, kept) = held(heap).count();
@@ -477,11 +474,6 @@ impl Allocator {
         usage.scratch_bytes += run_bytes(false);
         usage.owned_bytes += usage.spare_bytes + usage.bad_bytes + run_bytes(true) + run_bytes(false);
         usage
-    }
-
-    /// Chunks of this process whose metadata does not verify, and why.
-    pub fn bad_chunks(&self) -> Vec<(u64, &'static str)> {
-        held(&self.other).bad.iter().map(|(&chunk, &reason)| (chunk, reason)).collect()
     }
 }
 

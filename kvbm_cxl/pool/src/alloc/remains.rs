@@ -15,7 +15,6 @@ use crate::host::{Hooks, Residue, Work};
 use crate::line::{Lines, if_whole};
 use crate::media::{CHUNKS_PER_CLAIM, Claim};
 
-/// What the host calls of the allocator.
 pub(crate) const HOOKS: Hooks = Hooks { name: "the allocator", local_bytes, flush_residue };
 
 fn flush_residue(residue: &Residue<'_>) -> Result<()> {
@@ -29,13 +28,12 @@ fn flush_residue(residue: &Residue<'_>) -> Result<()> {
     };
     match residue.of {
         _ if !is_needed => Ok(()),
-        Work::Claimed => bring_out_claimed(residue.lines, residue.slot),
-        _ => bring_out(residue.lines, residue.slot),
+        Work::Claimed => flush_claimed(residue.lines, residue.slot),
+        _ => flush_stores(residue.lines, residue.slot),
     }
 }
 
-/// Brings out what was stored to a chunk.
-pub(super) fn bring_out_of(lines: &Lines, chunk: u64) -> Result<()> {
+pub(super) fn flush_chunk(lines: &Lines, chunk: u64) -> Result<()> {
     let (offset, len_bytes) = (lines.layout().chunk_offset(chunk)?, lines.layout().geometry().chunk_bytes);
     match lines.memory().flush_range(offset, len_bytes) {
         // The memory has no owner any more.
@@ -51,7 +49,7 @@ pub(super) fn bring_out_of(lines: &Lines, chunk: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of the memory; then that may not be said yet.
-fn bring_out(lines: &Lines, slot: u16) -> Result<()> {
+fn flush_stores(lines: &Lines, slot: u16) -> Result<()> {
     let classes = Classes::new(lines.layout().geometry().chunk_bytes);
     bring_out_if(lines, slot, |chunk| Ok(!matches!(content::read(lines, &classes, chunk)?.0, Content::Run(_) | Content::Inside(_))))
 }
@@ -61,7 +59,7 @@ fn bring_out(lines: &Lines, slot: u16) -> Result<()> {
 ///
 /// # Errors
 /// Those of the memory; then that may not be said yet.
-fn bring_out_claimed(lines: &Lines, slot: u16) -> Result<()> {
+fn flush_claimed(lines: &Lines, slot: u16) -> Result<()> {
     bring_out_if(lines, slot, |_| Ok(true))
 }
 
@@ -75,7 +73,7 @@ fn bring_out_if(lines: &Lines, slot: u16, is_wanted: impl Fn(u64) -> Result<bool
         let is_claimed = |chunk: &u64| claim.is_none_or(|claim| has(&claim.bits, (*chunk - first) as usize));
         for chunk in chunks.filter(is_claimed) {
             if is_wanted(chunk)? {
-                bring_out_of(lines, chunk)?;
+                flush_chunk(lines, chunk)?;
                 point!("alloc.brought_out");
             }
         }

@@ -9,28 +9,26 @@ use crate::lock::LockGuard;
 use crate::media::ChunkHead;
 
 impl Other {
-    /// A spare chunk, to be used.
     fn pop(&mut self) -> Option<u64> {
         let chunk = self.spare.pop()?;
-        self.brought_out.remove(&chunk);
+        self.flushed.remove(&chunk);
         Some(chunk)
     }
 
     /// A spare chunk beyond the youngest `spare` of them that is to be brought out of the caches, and is noted as if it were: if it is used
     /// meanwhile, that goes.
-    fn next_to_bring_out(&mut self, spare: usize) -> Option<u64> {
+    fn next_to_flush(&mut self, spare: usize) -> Option<u64> {
         let beyond = self.spare.len().saturating_sub(spare);
-        let chunk = self.spare.iter().take(beyond).copied().find(|chunk| !self.brought_out.contains(chunk))?;
-        self.brought_out.insert(chunk);
+        let chunk = self.spare.iter().take(beyond).copied().find(|chunk| !self.flushed.contains(chunk))?;
+        self.flushed.insert(chunk);
         Some(chunk)
     }
 
-    /// Takes out a spare chunk beyond the youngest `spare` of them that was brought out.
-    fn take_brought_out(&mut self, spare: usize) -> Option<u64> {
+    fn take_flushed(&mut self, spare: usize) -> Option<u64> {
         let beyond = self.spare.len().saturating_sub(spare);
-        let place = self.spare.iter().take(beyond).position(|chunk| self.brought_out.contains(chunk))?;
+        let place = self.spare.iter().take(beyond).position(|chunk| self.flushed.contains(chunk))?;
         let chunk = self.spare.remove(place);
-        self.brought_out.remove(&chunk);
+        self.flushed.remove(&chunk);
         Some(chunk)
     }
 }
@@ -51,7 +49,7 @@ impl Allocator {
         let found = other.spare.iter().filter(|chunk| wanted.contains(chunk)).count() as u64;
         if found == count {
             other.spare.retain(|chunk| !wanted.contains(chunk));
-            other.brought_out.retain(|chunk| !wanted.contains(chunk));
+            other.flushed.retain(|chunk| !wanted.contains(chunk));
         }
         found == count
     }
@@ -92,7 +90,6 @@ impl Allocator {
         Ok(self.pop_spare())
     }
 
-    /// Gives spare chunks beyond `spare` of them back to the pool.
     pub(super) fn give_back(&self, spare: usize) -> Result<()> {
         self.give_back_after(spare, || self.lock_chunks())
     }
@@ -105,16 +102,16 @@ impl Allocator {
         let Some(_turn) = try_held(&self.giving) else { return Ok(()) };
         // What takes its time is done before the lock, which others want meanwhile. Who uses one of them says so.
         loop {
-            let next = held(&self.other).next_to_bring_out(spare);
+            let next = held(&self.other).next_to_flush(spare);
             let Some(chunk) = next else { break };
-            if let Err(error) = self.bring_out(chunk) {
-                held(&self.other).brought_out.remove(&chunk);
+            if let Err(error) = self.flush_stores(chunk) {
+                held(&self.other).flushed.remove(&chunk);
                 return Err(error);
             }
         }
         let guard = lock()?;
         loop {
-            let next = held(&self.other).take_brought_out(spare);
+            let next = held(&self.other).take_flushed(spare);
             let Some(chunk) = next else { return Ok(()) };
             if let Err(error) = self.unclaim(&guard, chunk) {
                 held(&self.other).spare.push(chunk);
@@ -124,12 +121,10 @@ impl Allocator {
         }
     }
 
-    /// Brings what processes of this host stored to a chunk out of this machine's caches.
-    pub(super) fn bring_out(&self, chunk: u64) -> Result<()> {
-        if mutant!("alloc.unclaimed_unflushed") { Ok(()) } else { remains::bring_out_of(self.lines(), chunk) }
+    pub(super) fn flush_stores(&self, chunk: u64) -> Result<()> {
+        if mutant!("alloc.unclaimed_unflushed") { Ok(()) } else { remains::flush_chunk(self.lines(), chunk) }
     }
 
-    /// Whether a chunk is a part of a kept block of whole chunks.
     pub(super) fn is_in_kept_run(&self, chunk: u64) -> bool {
         let other = held(&self.other);
         let before = other.runs.range(..=chunk).next_back();
@@ -144,7 +139,7 @@ impl Allocator {
         held(&self.untold).retain(|(_, begun)| !begun.is_in(chunk));
         let mut other = held(&self.other);
         other.spare.retain(|&spare| spare != chunk);
-        other.brought_out.remove(&chunk);
+        other.flushed.remove(&chunk);
         other.runs.remove(&chunk);
         other.bad.remove(&chunk);
         self.set_place(chunk, ChunkUse::None);

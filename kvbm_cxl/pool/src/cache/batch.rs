@@ -2,6 +2,7 @@
 //! Several blocks at once, chained or not: lookups, pins, copies and looks of a batch share their fences, so that their misses overlap
 //! (Beluga section 6.1: lists of any length).
 
+use super::index::Index;
 use super::{BlockInfo, BlockKey, Cache, Inner, Namespace, Pinned, Pulled, Reservation};
 use crate::copy::{LocalPlace, LocalRange, WriteList};
 use crate::error::{Error, Result};
@@ -17,7 +18,7 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn lookup_all(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
-        let found = self.inner.found_of(namespace, keys)?;
+        let found = self.inner.index.found_of(namespace, keys)?;
         let hits = found.iter().flatten().count();
         self.inner.metrics.hits_total.add(hits as u64);
         self.inner.metrics.misses_total.of(MissReason::Absent).add((found.len() - hits) as u64);
@@ -74,7 +75,7 @@ impl Cache {
     }
 }
 
-impl Inner {
+impl Index {
     pub(super) fn found_of(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
         let mut found = Vec::with_capacity(keys.len());
         self.look_up_all(namespace, keys, |block| {
@@ -83,8 +84,9 @@ impl Inner {
         })?;
         Ok(found)
     }
+}
 
-    /// Pins the blocks of any number of keys; one answer for each.
+impl Inner {
     pub(super) fn pin_each(
         self: &Arc<Self>,
         namespace: Namespace,
@@ -97,9 +99,8 @@ impl Inner {
         Ok(answers)
     }
 
-    /// Pins the blocks of several keys; one answer for each.
     fn pin_group(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
-        let found = self.found_of(namespace, keys)?;
+        let found = self.index.found_of(namespace, keys)?;
         let there = |(&key, found): (&BlockKey, &Option<BlockInfo>)| found.map(|found| (key, found.cell));
         let (named, cells): (Vec<BlockKey>, Vec<u64>) = keys.iter().zip(&found).filter_map(there).unzip();
         let mut pinned = self.confirm(namespace, &named, &cells, found.iter().flatten().map(|found| found.owner))?.into_iter();
@@ -146,7 +147,7 @@ impl Inner {
                 },
             });
         }
-        let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
+        let verdicts = self.copier.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
         Pinned::release_all(blocks);
         for (place, verdict) in places.into_iter().zip(verdicts) {
             answers[place] = match verdict {
@@ -161,7 +162,7 @@ impl Inner {
 
 impl Reservation {
     /// Fills several whole blocks of one cache with one store fence behind all of them; `pieces` gets the place of a reservation and says
-    /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
+    /// what its block consists of, in memory of `local`.
     ///
     /// # Safety
     /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool; a stream or

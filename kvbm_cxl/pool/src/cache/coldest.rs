@@ -7,7 +7,7 @@
 
 use super::policy::{Candidate, Verdict};
 use super::{BlockKey, Cache, Namespace, Pinned, Pulled};
-use crate::copy::LocalRange;
+use crate::copy::{LocalPlace, LocalRange};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::CELL_CLASSES;
@@ -96,14 +96,14 @@ impl Cache {
     /// # Errors
     /// As there.
     pub unsafe fn copy_cold_raw(&self, block: &ColdBlock, pieces: &[LocalRange]) -> Result<Pulled> {
-        let op = self.inner.work()?;
+        let op = self.inner.store.work()?;
         if self.inner.store.cells().ready(block.cell) != Some(block.descriptor) {
             return Ok(Pulled::Miss(MissReason::Absent));
         }
         point!("cache.cold_chosen");
         // What the second look is compared with. A stray may lie on the line, and makes this a miss.
         let is_its = |line: &Descriptor| Descriptor { crc: block.descriptor.crc, ..*line } == block.descriptor;
-        let line = self.inner.descriptor(block.cell)?;
+        let line = self.inner.index.descriptor(block.cell)?;
         let Some(descriptor) = line.filter(|line| mutant!("cache.cold_line_not_compared") || is_its(line)) else {
             return Ok(Pulled::Miss(MissReason::Changed));
         };
@@ -112,7 +112,7 @@ impl Cache {
         // Without a pin: nothing is given back when it is dropped.
         let own = Pinned { inner, cell: block.cell, offset, descriptor, incarnation: op.incarnation(), held: false };
         // SAFETY: as this function demands.
-        let mut list = unsafe { own.scatter_raw(pieces.iter().copied()) }?;
+        let mut list = unsafe { own.scatter_in(LocalPlace::Host, pieces.iter().copied()) }?;
         if let Some(miss) = own.copy(&mut list)? {
             return Ok(Pulled::Miss(miss));
         }

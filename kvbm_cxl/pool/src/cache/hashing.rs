@@ -3,7 +3,6 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// For maps with such keys.
 pub(super) type Spread = BuildHasherDefault<LastWord>;
 
 /// Keeps the last eight bytes of a key.
@@ -15,7 +14,6 @@ impl Hasher for LastWord {
         self.0 = bytes.last_chunk().map_or(self.0, |word| u64::from_ne_bytes(*word));
     }
 
-    /// Lengths are those of the type.
     fn write_usize(&mut self, _: usize) {}
 
     fn finish(&self) -> u64 {

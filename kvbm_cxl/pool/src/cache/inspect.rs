@@ -56,7 +56,7 @@ impl Look {
             Some(OwnedCellState::Quarantined) => Content::Quarantined,
             _ => Content::Busy,
         };
-        let cells = own.chunks().flat_map(|chunk| inner.cells_of(chunk)).map(|cell| (cell, content(cell))).collect();
+        let cells = own.chunks().flat_map(|chunk| inner.store.cells_of(chunk)).map(|cell| (cell, content(cell))).collect();
         let (slot, incarnation) = (inner.host.slot(), inner.store.incarnation());
         Some(Owned { slot, incarnation, cells, pinned: inner.pins.cells() })
     }
@@ -71,7 +71,7 @@ impl Look {
 
     /// The first hint line that a probe for the key comes by; `None` once the cache is closed.
     pub fn window(&self, namespace: Namespace, key: BlockKey) -> Option<u64> {
-        self.0.upgrade().map(|inner| inner.home(namespace, key).first_line)
+        self.0.upgrade().map(|inner| inner.index.home(namespace, key).first_line)
     }
 
     /// As [`Look::hinted`], by whatever `fetch` says is in a hint line.
@@ -81,9 +81,9 @@ impl Look {
     pub fn probe(&self, fetch: impl Fn(u64) -> Result<HintLine>, namespace: Namespace, key: BlockKey) -> Result<Vec<u64>> {
         let mut cells = Vec::new();
         let Some(inner) = self.0.upgrade() else { return Ok(cells) };
-        let home = inner.home(namespace, key);
+        let home = inner.index.home(namespace, key);
         for step in 0..HINT_WINDOW {
-            if inner.matches(&home, &fetch(inner.hint_line(&home, step))?, &mut cells) {
+            if inner.index.matches(&home, &fetch(inner.index.hint_line(&home, step))?, &mut cells) {
                 break;
             }
         }

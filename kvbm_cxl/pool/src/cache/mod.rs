@@ -76,6 +76,7 @@ mod hashing;
 mod index;
 #[cfg(feature = "faults")]
 pub mod inspect;
+mod locks;
 pub mod namespace;
 mod observe;
 pub mod policy;
@@ -102,15 +103,14 @@ pub use pull::Pulled;
 pub use pull::pinned::Pinned;
 pub use service::Upkeep;
 
-use crate::copy::{AheadEngine, ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
+use crate::copy::{AheadEngine, ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalPlace, LocalRange};
 use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
-use crate::host::{Host, Op};
+use crate::host::Host;
 use crate::limits::CELL_CLASSES;
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
 use crate::media::{Geometry, Stripes};
-use crate::metrics::stats::StatsBoard;
 use crate::metrics::{Metrics, MissReason};
 use events::{Events, Subscriber};
 use smallvec::SmallVec;
@@ -129,20 +129,16 @@ pub struct Cache {
 /// A list that mostly has one entry, which then costs no allocation.
 type Few<T> = SmallVec<[T; 1]>;
 
-/// What the clones of a [`Cache`], its reservations and its pins share: the host, how it behaves, and the state of each room, which only
-/// that room touches. `local` is shared by all processes of the host, and so by the rooms.
+/// What the clones of a [`Cache`], its reservations and its pins share. Each part can be used alone; the methods here join several.
 struct Inner {
     host: Host,
     config: CacheConfig,
-    cell_count: u64,
     index: index::Index,
-    local: cells::local::LocalCells,
     store: cells::store::CellStore,
     pins: pull::pins::Pins,
     requests: cells::owner_requests::OwnerRequests,
-    progress: service::Progress,
-    engine: Arc<dyn CopyEngine>,
-    /// What goes on beside its caller.
+    upkeep: service::UpkeepState,
+    copier: pull::copy::Copier,
     flights: queued::Flights,
     events: Events,
     metrics: Arc<Metrics>,
@@ -155,19 +151,6 @@ impl Inner {
 
     fn geometry(&self) -> &Geometry {
         self.host.lines().layout().geometry()
-    }
-
-    /// Begins work that publishes lines of this process's cells, after a re-join under the new incarnation.
-    fn work(&self) -> Result<Op<'_>> {
-        for _ in 0..2 {
-            let op = self.host.enter()?;
-            if op.incarnation() == self.store.incarnation() {
-                return Ok(op);
-            }
-            drop(op);
-            drop(self.lock_claims()?);
-        }
-        Err(Error::Fenced { slot: self.host.slot(), incarnation: self.host.incarnation() })
     }
 }
 
@@ -201,32 +184,32 @@ impl Cache {
     /// As [`Cache::open`].
     pub fn open_with(host: &Host, config: CacheConfig, engine: Arc<dyn CopyEngine>) -> Result<Cache> {
         config.check()?;
-        let geometry = *host.lines().layout().geometry();
-        if geometry.cell_chunks() == 0 {
+        if host.geometry().cell_chunks() == 0 {
             return Err(Error::Invalid("the pool has no cells: format it with some to use it as a prefix cache".into()));
         }
         // Through a fence and re-join of this host, if it is in the middle of one.
         drop(host.acquire(LOCK_CELLS, config.lock_timeout_ms(host))?);
-        let local = cells::local::LocalCells::of(host)?;
-        let claim_lines = geometry.cell_claim_lines();
+        let local = cells::local::LocalCells::over(host.lines().layout(), host.local_part(&HOOKS)?)?;
+        let metrics = config.metrics.clone().unwrap_or_default();
+        let locks = locks::CacheLocks { host: host.clone(), timeout_ms: config.lock_timeout_ms(host), metrics: metrics.clone() };
+        let events = Events::new();
+        let fences = pull::fences::FenceView::of(host);
         let inner = Inner {
-            host: host.clone(),
-            cell_count: geometry.cell_count(),
-            index: index::Index::new(&geometry, config.remembered_keys),
-            store: cells::store::CellStore::new(&geometry, config.policy, claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
-            pins: pull::pins::Pins::default(),
-            requests: cells::owner_requests::OwnerRequests::default(),
-            progress: service::Progress::new(StatsBoard::of(host)?),
-            engine,
+            index: index::Index::new(&locks, config.remembered_keys),
+            store: cells::store::CellStore::new(&locks, &local, &events, config.policy),
+            pins: pull::pins::Pins::new(host, &local),
+            requests: cells::owner_requests::OwnerRequests::new(host, &local, config.service_ms),
+            upkeep: service::UpkeepState::new(host, &metrics, &engine)?,
+            copier: pull::copy::Copier { host: host.clone(), fences, engine, checksums: config.checksums },
             flights: queued::Flights::default(),
-            events: Events::new(),
-            metrics: config.metrics.clone().unwrap_or_default(),
-            local,
+            events,
+            metrics,
+            host: host.clone(),
             config,
         };
-        inner.open_notes()?;
-        let ready = inner.skip_asks().and_then(|()| inner.follow_ticks()).and_then(|()| inner.lock_claims().map(drop));
-        ready.and_then(|()| inner.sweep(usize::MAX)).inspect_err(|_| inner.close_notes())?;
+        inner.pins.open_notes()?;
+        let ready = inner.requests.skip_asks().and_then(|()| inner.follow_ticks()).and_then(|()| inner.store.lock_claims().map(drop));
+        ready.and_then(|()| inner.store.sweep(usize::MAX)).inspect_err(|_| inner.pins.close_notes())?;
         Ok(Cache { inner: Arc::new(inner) })
     }
 
@@ -247,7 +230,7 @@ impl Cache {
 
     /// What copies payload, with its counters.
     pub fn copy_engine(&self) -> &dyn CopyEngine {
-        &*self.inner.engine
+        &*self.inner.copier.engine
     }
 
     /// Listens to what happens to this process's blocks from now on.
@@ -265,7 +248,7 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn lookup(&self, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
-        let found = self.inner.look_up(namespace, key)?;
+        let found = self.inner.index.look_up(namespace, key)?;
         self.count_lookup(usize::from(found.is_some()), 1);
         Ok(found)
     }
@@ -275,7 +258,7 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn lookup_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<BlockInfo>> {
-        let found = self.inner.look_up_chain(namespace, keys)?;
+        let found = self.inner.index.look_up_chain(namespace, keys)?;
         self.count_lookup(found.len(), keys.len());
         Ok(found)
     }
@@ -323,29 +306,9 @@ impl Cache {
         let pulled = self.inner.pull_block(namespace, key, |block| match usize::try_from(block.len_bytes()) {
             // SAFETY: the range lies inside `destination`, which this call borrows for longer than any list lives, and which is ordinary
             // memory of the caller.
-            Ok(wanted) if wanted <= len_bytes => unsafe { block.scatter_raw([LocalRange { address, len_bytes: wanted }]) },
+            Ok(wanted) if wanted <= len_bytes => unsafe { block.scatter_in(LocalPlace::Host, [LocalRange { address, len_bytes: wanted }]) },
             _ => Err(Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}", block.len_bytes()))),
         });
-        self.count_pull(pulled, start_ns)
-    }
-
-    /// Copies a block into pieces by address, in order, which have the block's length together.
-    ///
-    /// # Safety
-    /// Until this returns each range may be written, no other thread uses it, and it is not memory of the pool.
-    ///
-    /// # Errors
-    /// As [`Cache::pull`].
-    pub unsafe fn pull_raw(&self, namespace: Namespace, key: BlockKey, pieces: &[LocalRange]) -> Result<Pulled> {
-        let start_ns = self.inner.host.platform().now_ns();
-        let pulled = self.inner.pull_block(namespace, key, |block| {
-            // SAFETY: as this function demands.
-            unsafe { block.scatter_raw(pieces.iter().copied()) }
-        });
-        self.count_pull(pulled, start_ns)
-    }
-
-    fn count_pull(&self, pulled: Result<Pulled>, start_ns: u64) -> Result<Pulled> {
         match &pulled {
             Ok(pulled) => self.count_pulled(pulled),
             Err(error) => self.count_failed(error, 1),
@@ -378,13 +341,13 @@ impl Cache {
 
     /// What each namespace has in this process's cells.
     pub fn shares(&self) -> Vec<(Namespace, Share)> {
-        self.inner.store.cells().holdings.shares()
+        self.inner.store.cells().usage.shares()
     }
 
     /// What this process's cells are.
     pub fn usage(&self) -> CellUsage {
         let own = self.inner.store.cells();
-        let mut usage = CellUsage { quarantined: own.quarantined(), ..CellUsage::default() };
+        let mut usage = CellUsage { quarantined: own.count_quarantined(), ..CellUsage::default() };
         for class in 0..CELL_CLASSES {
             let (free, ready, all) = own.counts(class);
             usage.free += free;

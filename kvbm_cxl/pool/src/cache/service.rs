@@ -3,15 +3,18 @@
 
 use super::cells::FoundBlock;
 use super::cells::recency::CHUNKS_LEARNT_PER_ROUND;
+use super::cells::store::CellStore;
 use super::index::Inserted;
 use super::{BlockKey, Cache, Inner, Namespace, cells::evict};
 use crate::background::{Background, FailedRound, FailedRounds};
+use crate::copy::CopyEngine;
 use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
 use crate::fault::point;
+use crate::host::Host;
 use crate::limits::CELL_CLASSES;
 use crate::metrics::stats::StatsBoard;
-use crate::metrics::{AheadFate, Engine, FailureReason};
+use crate::metrics::{AheadFate, Engine, FailureReason, Metrics};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,54 +24,41 @@ const CHUNKS_PER_ROUND: usize = 4;
 /// Blocks whose hints are looked after in one round.
 const SCRUBBED_PER_ROUND: usize = 32;
 
-/// How far the upkeep of this process has come, and where it publishes its counters.
-pub(super) struct Progress {
-    /// When it last did what it does less often.
+pub(super) struct UpkeepState {
+    host: Host,
+    metrics: Arc<Metrics>,
+    engine: Arc<dyn CopyEngine>,
     upkeep_at_ns: AtomicU64,
     /// The cell behind the last one whose hint was looked after.
     scrubbed: AtomicU64,
     board: StatsBoard,
 }
 
-impl Progress {
-    /// At the beginning.
-    pub fn new(board: StatsBoard) -> Self {
-        Progress { upkeep_at_ns: AtomicU64::new(0), scrubbed: AtomicU64::new(0), board }
+impl UpkeepState {
+    /// Before the first round.
+    pub fn new(host: &Host, metrics: &Arc<Metrics>, engine: &Arc<dyn CopyEngine>) -> Result<Self> {
+        Ok(UpkeepState {
+            host: host.clone(),
+            metrics: metrics.clone(),
+            engine: engine.clone(),
+            upkeep_at_ns: AtomicU64::new(0),
+            scrubbed: AtomicU64::new(0),
+            board: StatsBoard::of(host)?,
+        })
     }
-}
 
-impl Inner {
-    /// One round of the upkeep.
-    pub(super) fn service_round(&self) -> Result<()> {
-        // Also of a fenced host: the GPU has ended, and pins and cells are given back.
-        self.flights.advance();
-        drop(self.work()?);
-        self.ask_next()?;
-        self.answer_asks()?;
-        self.keep_water()?;
-        self.metrics.pins.set(self.pins.cells() as i64);
+    /// Whether it is time for what is done each `period_ms` only; notes it.
+    fn is_time(&self, period_ms: u64) -> bool {
         let now_ns = self.host.platform().now_ns().max(1);
-        let last_ns = self.progress.upkeep_at_ns.load(Ordering::Relaxed);
-        if last_ns != 0 && now_ns.saturating_sub(last_ns) < self.config.upkeep_ms * 1_000_000 {
-            return Ok(());
+        let last_ns = self.upkeep_at_ns.load(Ordering::Relaxed);
+        let is_time = last_ns == 0 || now_ns.saturating_sub(last_ns) >= period_ms * 1_000_000;
+        if is_time {
+            self.upkeep_at_ns.store(now_ns, Ordering::Relaxed);
         }
-        self.progress.upkeep_at_ns.store(now_ns, Ordering::Relaxed);
-        self.follow_ticks()?;
-        self.reap_pins()?;
-        self.sweep(CHUNKS_PER_ROUND)?;
-        self.adopt_abandoned(CHUNKS_PER_ROUND)?;
-        self.release_quarantine()?;
-        self.scrub()?;
-        self.metrics.quarantined_cells.set(self.store.cells().quarantined() as i64);
-        self.metrics.moved_files.set(self.host.moved_files() as i64);
-        self.count_copies();
-        self.count_damage();
-        self.progress.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
-        // Last, because only hits depend on it: pin lines that cannot be read keep nothing else from being done.
-        self.learn_uses(CHUNKS_LEARNT_PER_ROUND)
+        is_time
     }
 
-    /// Takes over what the copy engine counts by itself.
+    /// Takes over what the copy engine counts, with the pages of the device that it read ahead.
     fn count_copies(&self) {
         for copied in self.engine.counters() {
             if let Some(engine) = Engine::ALL.into_iter().find(|engine| engine.text() == copied.engine) {
@@ -82,11 +72,6 @@ impl Inner {
                 self.metrics.gpu_queued_bytes.set(copied.queued_bytes as i64);
             }
         }
-        self.count_ahead();
-    }
-
-    /// Takes over what is counted of the device's pages that were asked for.
-    fn count_ahead(&self) {
         let pages = self.engine.ahead_pages();
         let known = [(AheadFate::Given, pages.given), (AheadFate::Used, pages.used), (AheadFate::Wasted, pages.wasted)];
         for (fate, count) in known {
@@ -95,7 +80,6 @@ impl Inner {
         }
     }
 
-    /// Takes over what the host layer counts by itself.
     fn count_damage(&self) {
         let counts = self.host.damage_counts();
         let known = [(&self.metrics.lock_damaged_total, counts.failed_calls), (&self.metrics.healed_lines_total, counts.healed_lines)];
@@ -104,6 +88,49 @@ impl Inner {
             let counter = self.metrics.failed_rounds_total.of(reason);
             counter.add(count.saturating_sub(counter.get()));
         }
+    }
+
+    fn publish_counters(&self, period_ms: u64) -> Result<()> {
+        self.board.publish_round(&self.host, &self.metrics, period_ms).map(drop)
+    }
+}
+
+impl CellStore {
+    pub(super) fn release_quarantine(&self) -> Result<()> {
+        let chunks = self.cells().chunks_in_quarantine();
+        for chunk in chunks {
+            let op = self.work()?;
+            self.release(&op, chunk)?;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    pub(super) fn service_round(&self) -> Result<()> {
+        // Also of a fenced host: the GPU has ended, and pins and cells are given back.
+        self.flights.advance();
+        drop(self.store.work()?);
+        self.request_next()?;
+        self.answer_asks()?;
+        self.keep_water()?;
+        self.metrics.pins.set(self.pins.cells() as i64);
+        if !self.upkeep.is_time(self.config.upkeep_ms) {
+            return Ok(());
+        }
+        self.follow_ticks()?;
+        self.pins.reap_pins()?;
+        self.store.sweep(CHUNKS_PER_ROUND)?;
+        self.store.adopt_abandoned(CHUNKS_PER_ROUND)?;
+        self.store.release_quarantine()?;
+        self.scrub()?;
+        self.metrics.quarantined_cells.set(self.store.cells().count_quarantined() as i64);
+        self.metrics.moved_files.set(self.host.moved_files() as i64);
+        self.upkeep.count_copies();
+        self.upkeep.count_damage();
+        self.upkeep.publish_counters(self.config.upkeep_ms)?;
+        // Last, because only hits depend on it: pin lines that cannot be read keep nothing else from being done.
+        self.store.learn_uses(CHUNKS_LEARNT_PER_ROUND)
     }
 
     /// Evicts ahead of the need, once the pool has no chunk left for this process.
@@ -119,59 +146,48 @@ impl Inner {
         Ok(())
     }
 
-    /// Looks whether cells may leave quarantine.
-    pub(super) fn release_quarantine(&self) -> Result<()> {
-        let chunks = self.store.cells().chunks_in_quarantine();
-        for chunk in chunks {
-            let op = self.work()?;
-            self.release(&op, chunk)?;
-        }
-        Ok(())
-    }
-
     /// Looks after the hints of some of this process's blocks: one without hint gets it back, or goes if another host has the same block.
     fn scrub(&self) -> Result<()> {
-        let from = self.progress.scrubbed.load(Ordering::Relaxed);
+        let from = self.upkeep.scrubbed.load(Ordering::Relaxed);
         let blocks = self.store.cells().ready_from(from, SCRUBBED_PER_ROUND);
         let next = blocks.last().map_or(0, |(cell, _)| cell + 1);
-        self.progress.scrubbed.store(if blocks.len() < SCRUBBED_PER_ROUND { 0 } else { next }, Ordering::Relaxed);
+        self.upkeep.scrubbed.store(if blocks.len() < SCRUBBED_PER_ROUND { 0 } else { next }, Ordering::Relaxed);
         let mut named = Vec::new();
         for (cell, found) in blocks {
             let (namespace, key) = (Namespace(found.namespace), BlockKey(found.key));
-            let home = self.home(namespace, key);
+            let home = self.index.home(namespace, key);
             named.clear();
-            self.candidates(&home, &mut named)?;
+            self.index.candidates(&home, &mut named)?;
             if named.contains(&cell) {
                 continue;
             }
-            let guard = self.lock_stripe(&home)?;
+            let guard = self.index.lock_stripe(&home)?;
             point!("cache.scrub");
-            let inserted = self.insert(&home, namespace, key, cell)?;
+            let inserted = self.index.insert(&home, namespace, key, cell)?;
             drop(guard);
             if matches!(inserted, Inserted::Exists) {
-                self.remove_duplicate(FoundBlock::new(cell, &found))?;
+                self.remove_each(vec![FoundBlock::new(cell, &found)], evict::Reason::Duplicate)?;
             }
         }
         Ok(())
     }
 
-    /// Ends this process's part in the cache.
     pub(super) fn shut(self) -> Result<()> {
-        self.close_notes();
-        self.count_copies();
+        self.pins.close_notes();
+        self.upkeep.count_copies();
         // What counts may be counted with further, for something else: this process holds nothing of the cache any more.
         self.metrics.pins.set(0);
         self.metrics.quarantined_cells.set(0);
         // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
-        let mut result = self.progress.board.publish_round(&self.host, &self.metrics, 0).map(drop);
+        let mut result = self.upkeep.publish_counters(0);
         let mine: Vec<u64> = self.store.cells().chunks().collect();
         for chunk in mine {
             if result.is_ok() && self.store.cells().is_all_free(chunk) {
-                result = self.give_back(chunk).map(drop);
+                result = self.store.give_back(chunk).map(drop);
             }
             self.store.cells().remove_chunk(chunk);
             // The next sweep of this host takes it over, unless a process has it already: what was given back may be another's by now.
-            self.local.disown(chunk, self.host.inner.tag);
+            self.store.local.disown(chunk, self.host.inner.tag);
         }
         result
     }

@@ -55,12 +55,12 @@ fn key(number: u64) -> BlockKey {
 fn a_chunk_that_is_given_back_is_no_process_s() {
     let (cache, _service, pool, _directory) = cache(224);
     assert_eq!(cache.publish(SPACE, key(1), None, &[7; 30]).unwrap(), Published::Stored);
-    let (local, tag) = (&cache.inner.local, cache.host().inner.tag);
+    let (local, tag) = (&cache.inner.store.local, cache.host().inner.tag);
     let chunk = (0..pool.layout().geometry().cell_chunks()).find(|&chunk| local.owner(chunk) == tag).unwrap();
-    assert!(!cache.inner.give_back(chunk).unwrap(), "a block is in it");
+    assert!(!cache.inner.store.give_back(chunk).unwrap(), "a block is in it");
     assert_eq!(local.owner(chunk), tag);
     assert!(cache.evict(SPACE, key(1)).unwrap());
-    assert!(cache.inner.give_back(chunk).unwrap());
+    assert!(cache.inner.store.give_back(chunk).unwrap());
     assert_eq!(local.owner(chunk), 0);
 }
 
@@ -71,7 +71,7 @@ fn a_full_part_of_the_hint_table_keeps_no_block_out() {
     // A stripe that is no longer than a window: all keys of the stripe share its places.
     assert_eq!(geometry.hint_lines_per_stripe(), crate::limits::HINT_WINDOW);
     let places = geometry.hint_lines_per_stripe() as usize * HINTS_PER_LINE;
-    let crowd: Vec<u64> = (0..).filter(|&number| cache.inner.home(SPACE, key(number)).stripe == 7).take(4 * places).collect();
+    let crowd: Vec<u64> = (0..).filter(|&number| cache.inner.index.home(SPACE, key(number)).stripe == 7).take(4 * places).collect();
     let bytes = |number: u64| number.to_le_bytes();
     let publish = |number: u64| cache.publish(SPACE, key(number), None, &bytes(number));
     let is_there = |number: u64| {
@@ -108,7 +108,7 @@ fn a_full_part_of_the_hint_table_keeps_no_block_out() {
     }
     assert_eq!((cache.usage(), refused(), there.iter().all(|&number| is_there(number))), (before, 1, true));
     // Other parts of the table are none the worse, and one pin less is room for one more.
-    let elsewhere = (0..).find(|&number| cache.inner.home(SPACE, key(number)).stripe == 8).unwrap();
+    let elsewhere = (0..).find(|&number| cache.inner.index.home(SPACE, key(number)).stripe == 8).unwrap();
     assert_eq!(publish(elsewhere).unwrap(), Published::Stored);
     drop(pins.into_iter().next());
     assert_eq!(publish(crowd[0]).unwrap(), Published::Stored);
@@ -122,10 +122,10 @@ fn blocks_about_to_go_stay_where_a_fence_cannot_be_told() {
         assert_eq!(cache.publish(SPACE, key(number), None, &number.to_le_bytes()).unwrap(), Published::Stored);
     }
     let usage = cache.usage();
-    let (row, op) = (pool.layout().line_offset(Region::Fence, 1).unwrap(), inner.work().unwrap());
+    let (row, op) = (pool.layout().line_offset(Region::Fence, 1).unwrap(), inner.store.work().unwrap());
     let whole = pool.lines().fetch_raw(row).unwrap();
     let blocks = inner.store.cells().blocks(|_| true);
-    let victims = inner.take(&blocks);
+    let victims = inner.store.take(&blocks);
     assert_eq!(victims.len(), 40);
     pool.lines().memory().write_line(row, &Line([1; 64])).unwrap();
     pool.lines().fence_published();
@@ -144,7 +144,7 @@ fn blocks_about_to_go_stay_where_a_fence_cannot_be_told() {
 #[test]
 fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     let (cache, _service, _pool, _directory) = cache(112);
-    let local = &cache.inner.local;
+    let local = &cache.inner.store.local;
     let reserve =
         |number: u64| match cache.reserve(&PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 }).unwrap() {
             Reserved::Cell(reservation) => reservation,
@@ -169,9 +169,9 @@ fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     local.begin_filling(chunk);
     let found = local.chunk(chunk);
     local.begin_filling(chunk);
-    local.brought_out(chunk, found);
+    local.note_flushed(chunk, found);
     assert!(local.chunk(chunk).is_filled());
-    local.brought_out(chunk, local.chunk(chunk));
+    local.note_flushed(chunk, local.chunk(chunk));
     assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false));
 
     // A chunk without an owner is not forgotten; the next one's begins anew.
@@ -201,7 +201,7 @@ fn what_came_into_a_cell_since_is_not_taken_out_for_what_was_there() {
     assert!(cache.evict(SPACE, key(1)).unwrap());
     cache.publish(other, key(9), None, &[2; 8]).unwrap();
     assert_eq!(cache.lookup(other, key(9)).unwrap().unwrap().cell, cell);
-    assert_eq!(cache.inner.remove_found(listed).unwrap(), 2);
+    assert_eq!(cache.inner.remove_each(listed, cells::evict::Reason::Asked).unwrap(), 2);
     assert!(cache.lookup(other, key(9)).unwrap().is_some());
     assert_eq!(cache.usage().ready, 1);
 }

@@ -242,7 +242,6 @@ impl Turns {
     }
 }
 
-/// A turn, which ends when this is dropped.
 struct Turn<'t>(&'t Turns);
 
 impl Drop for Turn<'_> {

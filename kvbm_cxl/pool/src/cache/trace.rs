@@ -307,7 +307,6 @@ impl Writer {
         appended
     }
 
-    /// Appends whole lines, or nothing.
     fn append(&mut self, text: &str) -> Result<()> {
         let written = self.file.write_all(text.as_bytes());
         let Err(source) = written else {

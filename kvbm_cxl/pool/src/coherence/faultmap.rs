@@ -157,7 +157,7 @@ impl FaultMap {
                 .into();
             return Err(Error::DeviceLost { device, offset, len_bytes, cause });
         }
-        if let Some(segment) = damage.segments(offset, len_bytes).iter().find(|segment| damage.lost(segment.device).is_some()) {
+        if let Some(segment) = damage.segments(offset, len_bytes).iter().find(|segment| damage.loss_code(segment.device).is_some()) {
             let MappedDevice { name: device, offset_bytes } = self.mapping.devices[segment.device].clone();
             let of_device = self.mapping.segments.iter().filter(|other| other.device == segment.device);
             let cause = why_lost(Path::new(&device), offset_bytes + of_device.map(|segment| segment.len_bytes).sum::<u64>());
@@ -192,7 +192,7 @@ impl FaultMap {
     pub fn lost_devices(&self) -> Vec<LostDevice> {
         let damage = self.registration.damage();
         let devices = self.mapping.devices.iter().enumerate();
-        devices.filter_map(|(index, device)| damage.lost(index).map(|code| LostDevice { device: device.name.clone(), code })).collect()
+        devices.filter_map(|(index, device)| damage.loss_code(index).map(|code| LostDevice { device: device.name.clone(), code })).collect()
     }
 
     /// Marks the 2 MiB around `offset` bad, as a poison fault there would: for lists of bad memory that are known beforehand, and for

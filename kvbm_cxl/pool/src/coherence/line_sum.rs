@@ -6,7 +6,6 @@
 
 use crate::limits::LINE_BYTES;
 
-/// Lines between two scrambles.
 pub(super) const BLOCK_LINES: u64 = 16;
 /// Where in the secret the keys of a scramble, of the last line and of the end begin, in bytes.
 const SCRAMBLE_KEY: usize = 128;
@@ -122,7 +121,6 @@ mod tests {
     use super::*;
     use crate::copy::checksum_of;
 
-    /// The sum as its definition has it, a word at a time.
     fn add(sum: &mut LineSum, bytes: &[u8]) {
         let word = |bytes: &[u8], index: usize| u64::from_le_bytes(*bytes[index * 8..].first_chunk().unwrap());
         let mut rest = bytes.chunks_exact(LINE_BYTES);

@@ -165,7 +165,6 @@ pub trait Coherence: Send + Sync {
 /// The bits of a line's first word, as loaded from memory, that hold its CRC.
 const CRC_BITS: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
 
-/// Numbers of the lines that a range inside the pool touches.
 fn lines_of(offset: u64, len_bytes: u64) -> Range<u64> {
     let line = LINE_BYTES as u64;
     if len_bytes == 0 { 0..0 } else { offset / line..(offset + len_bytes).div_ceil(line) }

@@ -32,11 +32,8 @@ pub(super) struct Damage {
     segments: Box<[Segment]>,
     /// Whether anything below is set: the one word that the fast path reads.
     any: AtomicBool,
-    /// One bit for each lost device.
     lost: AtomicU32,
-    /// `si_code` of the fault that lost a device.
     codes: [AtomicI32; MAX_DEVICES],
-    /// One bit for each granule that is poisoned.
     poisoned: Box<[AtomicU64]>,
     /// This is the memory that a machine's processes share: the pool whose metadata is composed from it, which is closed first.
     closes: *const Damage,
@@ -65,12 +62,10 @@ impl Damage {
         Damage { closes: pool, ..Damage::new(base, len_bytes, &[whole]) }
     }
 
-    /// Whether the memory that the pool's metadata is composed from is lost.
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Async-signal-safe.
     fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.any.store(true, Ordering::Release);
@@ -81,7 +76,6 @@ impl Damage {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// The segments that a range touches.
     pub(super) fn segments(&self, offset: u64, len_bytes: u64) -> &[Segment] {
         let first = self.segments.partition_point(|segment| segment.start + segment.len_bytes <= offset);
         let end = self.segments.partition_point(|segment| segment.start < offset.saturating_add(len_bytes));
@@ -89,7 +83,7 @@ impl Damage {
     }
 
     /// `si_code` of the fault that lost the device, if it is lost.
-    pub(super) fn lost(&self, device: usize) -> Option<i32> {
+    pub(super) fn loss_code(&self, device: usize) -> Option<i32> {
         let lost = device < MAX_DEVICES && self.lost.load(Ordering::Acquire) & 1 << device != 0;
         lost.then(|| self.codes.get(device).map_or(0, |code| code.load(Ordering::Relaxed)))
     }
@@ -109,7 +103,6 @@ impl Damage {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Marks a device lost. Async-signal-safe.
     fn mark_lost(&self, device: usize, code: i32) {
         if let Some(first) = self.codes.get(device) {
             let _ = first.compare_exchange(0, code, Ordering::AcqRel, Ordering::Relaxed);
@@ -145,7 +138,6 @@ impl Damage {
         self.replace(start, end - start) || self.replace(segment.start, segment.len_bytes)
     }
 
-    /// Maps zero pages over a range of the mapping.
     fn replace(&self, offset: u64, len_bytes: u64) -> bool {
         let at = with_exposed_provenance_mut::<c_void>(self.base + offset as usize);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -161,10 +153,8 @@ static MAPPINGS: [AtomicPtr<Damage>; MAX_MAPPINGS] = [const { AtomicPtr::new(nul
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 /// Who handled the signal before; null before that is known. Never freed once the handler is there.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
-/// Whether the handler is there.
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
-/// A registered mapping. Dropping it ends the guard.
 pub(super) struct Registration {
     slot: usize,
     damage: *mut Damage,

@@ -27,21 +27,17 @@ impl Checksum {
     }
 }
 
-/// A checksum under way.
 pub(crate) struct Running(XxHash3_64);
 
 impl Running {
-    /// The checksum of nothing so far.
     pub(crate) fn new() -> Self {
         Running(XxHash3_64::new())
     }
 
-    /// Goes on with more bytes.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
 
-    /// The checksum of all of them.
     pub(crate) fn finish(&self) -> u64 {
         self.0.finish()
     }

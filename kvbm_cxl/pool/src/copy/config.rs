@@ -161,7 +161,6 @@ impl CopyConfig {
         Ok(())
     }
 
-    /// The nearest numbers that can be.
     pub(super) fn bounded(self) -> Self {
         let window_bytes = self.window_bytes.clamp(MIN_WINDOW_BYTES, 1 << 40).next_multiple_of(LINE_BYTES);
         CopyConfig { window_bytes, workers: self.workers.min(MAX_WORKERS), ..self }

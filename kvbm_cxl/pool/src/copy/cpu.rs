@@ -62,7 +62,7 @@ impl CpuEngine {
         &self.config
     }
 
-    pub(super) fn counted(&self) -> &Counters {
+    pub(super) fn raw_counters(&self) -> &Counters {
         &self.counters
     }
 
@@ -189,7 +189,6 @@ fn total_bytes(shares: &[ListPieces<'_>]) -> u64 {
     shares.iter().flat_map(|share| share.pieces).fold(0, |sum, piece| sum.saturating_add(piece.len_bytes as u64))
 }
 
-/// Copies shares into the pool and fences.
 fn publish(memory: &dyn Coherence, shares: &[ListPieces<'_>], checksum: Checksum, order: Order) -> Vec<(usize, Outcome)> {
     let write = |share: &ListPieces<'_>| {
         let mut sum = checksum.start();
@@ -242,7 +241,6 @@ fn is_direct(offset: u64, bytes: &[u8]) -> bool {
 /// each of them.
 #[derive(Default)]
 struct Stage {
-    /// Made when first used.
     bytes: Option<Box<[u8; STAGE_BYTES]>>,
     /// Pool offset of the first byte.
     offset: u64,
@@ -254,7 +252,6 @@ impl Stage {
         self.offset + self.len as u64
     }
 
-    /// Bytes that it holds when it is full: it ends where a line does.
     fn room(&self) -> usize {
         STAGE_BYTES - (self.offset % LINE_BYTES as u64) as usize
     }
@@ -350,7 +347,6 @@ fn outcome_of(failed: Option<Error>, sum: Option<Sum>) -> Outcome {
     failed.map_or(sum.map(Sum::finish).transpose(), Err)
 }
 
-/// A pull of some lists.
 pub(super) struct Pull<'c> {
     memory: &'c dyn Coherence,
     window_bytes: u64,
@@ -365,7 +361,6 @@ impl<'c> Pull<'c> {
         Pull { memory, window_bytes: config.window_bytes as u64, checksum, order, streams: total_bytes >= config.stream_from_bytes }
     }
 
-    /// Copies shares out of the pool.
     pub(super) fn run(&self, shares: &[ListPieces<'_>]) -> Vec<(usize, Outcome)> {
         let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
         let mut sums: Vec<Option<Sum>> = shares.iter().map(|share| self.sum_of(share)).collect();
@@ -374,7 +369,6 @@ impl<'c> Pull<'c> {
         shares.iter().map(|share| share.list).zip(fates).collect()
     }
 
-    /// Copies the pieces of one list out of the pool.
     pub(super) fn run_one(&self, pieces: &[Piece]) -> Outcome {
         let share = ListPieces { list: 0, pieces };
         let (mut failed, mut sum) = ([None], [self.sum_of(&share)]);
@@ -404,7 +398,6 @@ impl<'c> Pull<'c> {
         self.order.pulled(self.memory, self.streams);
     }
 
-    /// Flushes the next window, neighbouring pieces of a list together.
     fn flush_window(&self, walk: &mut Walk<'_, '_>, failed: &mut [Option<Error>]) {
         let mut left = self.window_bytes;
         let mut gathered: Option<(usize, u64, u64)> = None;

@@ -23,7 +23,6 @@ pub struct ByPlace {
     gpus: Mutex<BTreeMap<u32, Arc<Opening>>>,
 }
 
-/// A GPU that was asked for.
 #[derive(Default)]
 struct Opening {
     /// Held while it opens, so that it opens once, and no other GPU waits for that.

@@ -89,14 +89,11 @@ pub struct LocalRange {
 /// One entry of a list. Offsets and lengths are as the caller gave them until [`Checked`] has looked at them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Pool offset.
     pub(super) offset: u64,
-    /// Address of the first local byte; its provenance is exposed, so that neighbours can become one piece.
     address: usize,
     pub(super) len_bytes: usize,
 }
 
-/// The pieces of one list, or a part of them, as one thread copies them.
 #[derive(Clone, Copy)]
 pub(super) struct ListPieces<'p> {
     pub(super) list: usize,
@@ -139,7 +136,6 @@ impl Piece {
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len_bytes) }
     }
 
-    /// Address of the first local byte, for devices that copy by address.
     pub(super) fn address(&self) -> usize {
         self.address
     }
@@ -155,7 +151,6 @@ const FLASH_PAGE_BYTES: u64 = 4096;
 /// Mostly one, which then costs no allocation.
 type Pieces = SmallVec<[Piece; 1]>;
 
-/// Appends a piece, or lengthens the last one where it goes on.
 fn append(pieces: &mut Pieces, offset: u64, address: usize, len_bytes: usize) {
     if len_bytes == 0 {
         return;
@@ -374,7 +369,6 @@ impl<'m> ReadList<'m> {
         lines
     }
 
-    /// Whether the pieces, as they are given, are one stretch of the pool.
     pub(crate) fn is_one_stretch(&self) -> bool {
         pairs(&self.pieces).all(|[one, other]| one.end() == other.offset)
     }

@@ -20,7 +20,6 @@ const WORTH_PERCENT: u128 = 10;
 
 const LARGEST: usize = 4 << 20;
 
-/// Times pulls of a range of the pool.
 struct Bench<'m> {
     memory: &'m dyn Coherence,
     offset: u64,

@@ -21,7 +21,6 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// The choice of this thread.
     pub(super) fn now() -> Self {
         Order {
             publish_fence: !mutant!("copy.publish_no_fence"),
@@ -41,7 +40,6 @@ impl Order {
         Order { is_dma_cached: dma == Dma::Cached, ..Self::now() }
     }
 
-    /// Whether a device's copies are flushed.
     pub(super) fn is_dma_flushed(self) -> bool {
         self.is_dma_cached
     }
@@ -69,7 +67,6 @@ impl Order {
         if self.is_dma_cached { self.flush(memory, offset, len_bytes) } else { memory.check(offset, len_bytes) }
     }
 
-    /// Drops what this host's caches hold of a range that is to be pulled.
     pub(super) fn flush(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
         if self.pull_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
     }

@@ -19,14 +19,12 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 /// Smallest and largest task, in bytes: long enough to be worth a fence of its own, short enough that all threads end together.
 const TASK_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=2 << 20;
 
-/// A part of the work that one thread does in one go.
 pub(super) struct Task {
     pub(super) list: usize,
     pub(super) pieces: Vec<Piece>,
     pub(super) device: usize,
 }
 
-/// The worker threads of an engine.
 pub(super) struct CopyThreads {
     workers: usize,
     stripes: Option<Stripes>,
@@ -59,7 +57,6 @@ impl CopyThreads {
         self.queue.get().filter(|(_, process)| *process == std::process::id()).map(|(queue, _)| queue)
     }
 
-    /// The device of an offset, and the end of the stretch that lies on it.
     fn device_at(&self, offset: u64) -> (usize, u64) {
         match self.stripes.and_then(|stripes| stripes.piece_at(offset)) {
             Some(piece) => (piece.device, piece.start + piece.len_bytes),
@@ -134,9 +131,7 @@ const LOOKS: u32 = 5_000;
 
 type Work<'w> = dyn Fn(&Task) -> Vec<(usize, Outcome)> + Sync + 'w;
 
-/// A list of tasks that several threads take from.
 pub(super) struct Job {
-    /// The tasks of each device, and how many of them were taken.
     queues: Vec<(Vec<Task>, AtomicUsize)>,
     tasks: usize,
     /// Of the thread that asked, which waits for every task that was taken: valid for as long as any task is not done.
@@ -252,13 +247,11 @@ impl JobQueue {
         }
     }
 
-    /// Asks so many workers to help with a job.
     pub(super) fn ask(&self, job: &Arc<Job>, helpers: usize) {
         held(&self.asked).0.extend(std::iter::repeat_n(job, helpers).cloned());
         (0..helpers).for_each(|_| self.bell.notify_one());
     }
 
-    /// Ends the workers.
     pub(super) fn close(&self) {
         held(&self.asked).1 = true;
         self.bell.notify_all();

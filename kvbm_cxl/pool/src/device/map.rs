@@ -13,7 +13,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A reserved range of addresses with the devices mapped into it.
 pub(super) struct Range {
     start: NonNull<u8>,
     len_bytes: usize,
@@ -99,7 +98,6 @@ impl Range {
     }
 }
 
-/// Explains a refused mapping.
 fn why_not(device: &Device, error: &std::io::Error) -> Error {
     let info = device.info();
     let advice = match (error.raw_os_error(), info.kind) {
@@ -142,7 +140,7 @@ pub fn map_part(device: &Device, device_offset: u64, len_bytes: u64) -> Result<M
     let range = Range::reserve(len_bytes, info.align_bytes)?;
     range.place(0, len_bytes, device, device_offset)?;
     let segments = vec![Segment { start: 0, len_bytes, device: 0 }];
-    Ok(Mapping { base: range.start, len_bytes, devices: vec![mapped(info)], segments, owner: Arc::new(range) })
+    Ok(Mapping { base: range.start, len_bytes, devices: vec![mapped_device(info)], segments, owner: Arc::new(range) })
 }
 
 /// Maps the devices, in the order of their index, as one linear range: pool offset = distance from its base.
@@ -175,11 +173,11 @@ pub fn map(devices: &[Device], stripes: &Stripes, mapping_limit: u64) -> Result<
         range.place(piece.start, piece.len_bytes, device, piece.device_offset)?;
         segments.push(Segment { start: piece.start, len_bytes: piece.len_bytes, device: piece.device });
     }
-    let mapped = devices.iter().map(|device| mapped(device.info())).collect();
+    let mapped = devices.iter().map(|device| mapped_device(device.info())).collect();
     Ok(Mapping { base: range.start, len_bytes: stripes.len_bytes(), devices: mapped, segments, owner: Arc::new(range) })
 }
 
-fn mapped(info: &DeviceInfo) -> MappedDevice {
+fn mapped_device(info: &DeviceInfo) -> MappedDevice {
     MappedDevice { name: info.name.clone(), offset_bytes: info.offset_bytes }
 }
 

@@ -96,7 +96,7 @@ impl Device {
             // A FIFO named by mistake must not make us wait for its other end.
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
-            .map_err(|source| refused(path, access, &source))?;
+            .map_err(|source| open_error(path, access, &source))?;
         Device::from_file(path, file, access, sysfs)
     }
 
@@ -115,9 +115,9 @@ impl Device {
         let (file, is_new) = match options.clone().create_new(true).open(path) {
             Ok(file) => (file, true),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                (options.open(path).map_err(|source| refused(path, Access::Write, &source))?, false)
+                (options.open(path).map_err(|source| open_error(path, Access::Write, &source))?, false)
             }
-            Err(source) => return Err(refused(path, Access::Write, &source)),
+            Err(source) => return Err(open_error(path, Access::Write, &source)),
         };
         if let Err(reason) = trust::check_pool_file(path, &file, Access::Write) {
             return Err(Error::NotAPool { device: path.display().to_string(), reason });
@@ -130,7 +130,6 @@ impl Device {
         Ok((device?, is_new))
     }
 
-    /// Gives an empty file its memory.
     fn fill(path: &Path, file: File, len_bytes: u64, sysfs: &Sysfs) -> Result<Device> {
         let is_empty = || file.metadata().map(|found| found.len() == 0).map_err(|source| os(path, "reading the size of", source));
         if is_empty()? {
@@ -265,7 +264,6 @@ pub(crate) fn flock(file: &File, operation: libc::c_int) -> std::io::Result<()> 
     }
 }
 
-/// Gives an empty file its memory, on tmpfs in huge pages as far as there are any.
 fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
     let page = huge_page_bytes(file, path)?.unwrap_or_else(page_bytes);
     if len_bytes == 0 || !len_bytes.is_multiple_of(page) {
@@ -291,7 +289,6 @@ fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
     Err(Error::NotAPool { device: path.display().to_string(), reason: format!("{len_bytes} bytes cannot be reserved ({error}){advice}") })
 }
 
-/// What the system says of the file system that the file lies on.
 fn file_system(file: &File) -> std::io::Result<libc::statfs> {
     let mut facts = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open and `facts` has room for what the kernel writes.
@@ -302,12 +299,10 @@ fn file_system(file: &File) -> std::io::Result<libc::statfs> {
     Ok(unsafe { facts.assume_init() })
 }
 
-/// Whether the file lies in memory, on a tmpfs such as /dev/shm.
 fn is_tmpfs(file: &File) -> bool {
     file_system(file).is_ok_and(|facts| facts.f_type as u64 == libc::TMPFS_MAGIC as u64)
 }
 
-/// The page of hugetlbfs, when the file lies on one.
 fn huge_page_bytes(file: &File, path: &Path) -> Result<Option<u64>> {
     let facts = file_system(file).map_err(|source| os(path, "looking at the file system of", source))?;
     Ok((facts.f_type as u64 == libc::HUGETLBFS_MAGIC as u64).then_some(facts.f_bsize as u64))
@@ -324,8 +319,7 @@ fn os(path: &Path, doing: &str, source: std::io::Error) -> Error {
     Error::Os { what: format!("{doing} {}", path.display()), source }
 }
 
-/// Says why an open failed and what to do.
-fn refused(path: &Path, access: Access, source: &std::io::Error) -> Error {
+fn open_error(path: &Path, access: Access, source: &std::io::Error) -> Error {
     let reason = match source.raw_os_error() {
         Some(libc::ENOENT) => match path.parent().filter(|folder| !folder.exists()) {
             Some(folder) => {

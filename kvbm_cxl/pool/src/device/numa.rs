@@ -20,7 +20,6 @@ impl Default for Sysfs {
     }
 }
 
-/// What sysfs says about a devdax device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DaxFacts {
     pub len_bytes: u64,
@@ -34,7 +33,6 @@ impl Sysfs {
         Sysfs { root: root.into() }
     }
 
-    /// Whether there is such a tree. A container may have none.
     pub(super) fn is_mounted(&self) -> bool {
         self.root.join("dev/char").is_dir()
     }
@@ -70,7 +68,6 @@ impl Sysfs {
         CpuSet::parse(&text).ok_or_else(|| Error::Invalid(format!("{}: {text:?} is not a list of CPUs", path.display())))
     }
 
-    /// The CPUs of `node`, which has to have some.
     fn cpus_to_bind(&self, node: u32) -> Result<CpuSet> {
         match self.node_cpus(node)? {
             none if none.is_empty() => {

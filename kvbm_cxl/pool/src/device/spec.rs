@@ -74,7 +74,6 @@ impl std::str::FromStr for DevicePart {
     }
 }
 
-/// Its name, without the size.
 impl std::fmt::Display for DevicePart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&label(&self.path.to_string_lossy(), self.offset_bytes))

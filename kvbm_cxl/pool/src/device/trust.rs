@@ -18,7 +18,6 @@ const STICKY: u32 = 0o1000;
 /// Why something is not trusted, and what to do; `Err` of this module.
 pub(crate) type Distrust = String;
 
-/// The effective user of this process.
 pub(crate) fn user() -> u32 {
     // SAFETY: geteuid has no requirements and cannot fail.
     unsafe { libc::geteuid() }
@@ -141,7 +140,6 @@ pub(super) fn check_pool_file(path: &Path, file: &File, access: Access) -> Resul
     ))
 }
 
-/// The groups of this process.
 fn groups() -> Vec<u32> {
     // SAFETY: asks for the number alone.
     let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };

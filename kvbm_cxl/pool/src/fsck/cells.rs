@@ -4,10 +4,10 @@
 //! What a repair writes here is never served: it may cost cached blocks, and keep cells and chunks back until more hosts are proven to have
 //! ended, but nothing that was lost can be taken for a block.
 
-use super::damage::joined;
+use super::damage::joined_incarnation;
 use super::report::{Remedy, Report, Severity};
 use super::slots::NOT_THE_OWNER;
-use super::view::{View, found, scan};
+use super::view::{View, add_finding, scan};
 use crate::cache::survey::{CacheView, ChunkInfo, ChunkState, Claimant, OwnerStatus};
 use crate::error::Result;
 use crate::media::*;
@@ -45,7 +45,7 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
                 writes: vec![view.write(*index, CellClaim::zeroed())],
             }
         } else {
-            let incarnation = joined(view, slot);
+            let incarnation = joined_incarnation(view, slot);
             let mut claim = CellClaim { incarnation, ..CellClaim::zeroed() };
             // A host that is there claims nothing that another one has. One that is gone may have: its late lines are to be expected there.
             let is_there = cache.standing(Claimant { slot: slot as u16, incarnation }).is_there();
@@ -55,14 +55,14 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
             let what = "claims every chunk in it for this slot that may have been its own: blocks of others may be given up for it";
             Remedy::Safe { what, writes: vec![view.write(*index, claim)] }
         };
-        found(report, Severity::Error, "line.damaged", (Region::CellClaim, *index), format!("{reason}: {meaning}"), remedy);
+        add_finding(report, Severity::Error, "line.damaged", (Region::CellClaim, *index), format!("{reason}: {meaning}"), remedy);
     }
     for (index, claim) in view.cell_claims.iter() {
         let chunks = chunks_in(view, index % per_slot);
         let beyond = ((chunks.end - chunks.start) as usize..CHUNKS_PER_CELL_CLAIM).find(|&bit| claim.has(bit));
         if let Some(bit) = beyond {
             let meaning = format!("claims cell chunk {}, which does not exist", chunks.start + bit as u64);
-            found(report, Severity::Error, "cell_claim.range", (Region::CellClaim, index), meaning, IS_NOT_READ);
+            add_finding(report, Severity::Error, "cell_claim.range", (Region::CellClaim, index), meaning, IS_NOT_READ);
         }
     }
 }
@@ -88,16 +88,16 @@ fn owners(cache: &CacheView, report: &mut Report) -> Result<()> {
                 let meaning = format!("cell chunk {chunk} is claimed by slots {}, which are all there", slots.join(" and "));
                 let remedy =
                     Remedy::None("the next join of each of their machines but the last gives it up; until then its blocks may be wrong");
-                found(report, Severity::Error, "cell_claim.two_owners", at, meaning, remedy);
+                add_finding(report, Severity::Error, "cell_claim.two_owners", at, meaning, remedy);
             }
             ChunkState::Abandoned => {
                 let remedy = Remedy::None("none needed: the next host with a running cache adopts it");
-                found(report, Severity::Note, "cell_claim.unadopted", at, "only hosts that are gone claim cell chunks in it", remedy);
+                add_finding(report, Severity::Note, "cell_claim.unadopted", at, "only hosts that are gone claim cell chunks in it", remedy);
             }
             ChunkState::Waiting => {
                 let meaning = "only hosts that are gone claim cell chunks in it, and not all of them are proven to have ended";
                 let remedy = Remedy::None("the next join of their machines, or cxlctl hosts declare-dead");
-                found(report, Severity::Note, "cell_claim.waits", at, meaning, remedy);
+                add_finding(report, Severity::Note, "cell_claim.waits", at, meaning, remedy);
             }
             ChunkState::Unclaimed | ChunkState::Claimed(_) => {}
         }
@@ -106,7 +106,7 @@ fn owners(cache: &CacheView, report: &mut Report) -> Result<()> {
 }
 
 /// Of no host, and so of no claimant: the chunk's next owner keeps the cell in quarantine, as if the line did not verify.
-fn emptied(view: &View<'_>, cell: u64) -> Remedy {
+fn empty_cell(view: &View<'_>, cell: u64) -> Remedy {
     let what = "empties it: its block is given up, and the chunk's next owner keeps the cell in quarantine as long as need be";
     Remedy::Safe { what, writes: vec![view.write(cell, Descriptor::default())] }
 }
@@ -124,7 +124,7 @@ fn descriptors(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Resul
             Err(reason) => {
                 let meaning =
                     format!("{reason}: what the cell holds is lost: it is not read, its chunk's next owner puts it in quarantine");
-                found(report, Severity::Error, "line.damaged", (Region::Descriptor, cell), meaning, emptied(view, cell));
+                add_finding(report, Severity::Error, "line.damaged", (Region::Descriptor, cell), meaning, empty_cell(view, cell));
             }
             Ok(line) => {
                 let is_sound = descriptor(view, report, cell, &line, &info);
@@ -142,30 +142,30 @@ fn descriptors(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Resul
 /// What is wrong with one descriptor, most serious first; true when nothing is.
 fn descriptor(view: &View<'_>, report: &mut Report, cell: u64, line: &Descriptor, chunk: &ChunkInfo) -> bool {
     let mut wrong = |severity, rule, meaning: String, remedy| {
-        found(report, severity, rule, (Region::Descriptor, cell), meaning, remedy);
+        add_finding(report, severity, rule, (Region::Descriptor, cell), meaning, remedy);
         false
     };
     let slot = u64::from(line.owner);
     let holds = matches!(line.state, Descriptor::WRITING | Descriptor::READY | Descriptor::EVICTING);
     if slot >= view.geometry.slots.into() {
-        return wrong(Severity::Error, "descriptor.slot", format!("written by slot {slot}, which does not exist"), emptied(view, cell));
+        return wrong(Severity::Error, "descriptor.slot", format!("written by slot {slot}, which does not exist"), empty_cell(view, cell));
     }
     if line.incarnation > view.bound(slot) && !view.decided_bindings[slot as usize].hidden {
         let bound = view.bound(slot);
         let meaning = format!("written by incarnation {} of slot {slot}, of which only {bound} is bound", line.incarnation);
-        return wrong(Severity::Error, "descriptor.unbound", meaning, emptied(view, cell));
+        return wrong(Severity::Error, "descriptor.unbound", meaning, empty_cell(view, cell));
     }
     let cell_bytes = view.lines.layout().cell(cell).map_or(0, |(_, cell_bytes)| cell_bytes);
     if holds && (line.len_bytes == 0 || u64::from(line.len_bytes) > cell_bytes) {
         let meaning = format!("a block of {} bytes in a cell of {cell_bytes}", line.len_bytes);
-        return wrong(Severity::Error, "descriptor.length", meaning, emptied(view, cell));
+        return wrong(Severity::Error, "descriptor.length", meaning, empty_cell(view, cell));
     }
     if !holds || line.incarnation == 0 {
         return true;
     }
     if chunk.state == ChunkState::Unclaimed {
         let meaning = format!("cell chunk {} has a block, but no claim", chunk.chunk);
-        return wrong(Severity::Error, "descriptor.unclaimed", meaning, emptied(view, cell));
+        return wrong(Severity::Error, "descriptor.unclaimed", meaning, empty_cell(view, cell));
     }
     if chunk.claimants.iter().all(|(claimant, _)| claimant.slot != line.owner) {
         let meaning = format!("written by slot {slot}, which does not claim the chunk");
@@ -173,7 +173,7 @@ fn descriptor(view: &View<'_>, report: &mut Report, cell: u64, line: &Descriptor
             let remedy = Remedy::None("none needed: a late line of a host that was fenced counts for nothing");
             return wrong(Severity::Note, "descriptor.late", meaning, remedy);
         }
-        return wrong(Severity::Error, "descriptor.foreign", meaning, emptied(view, cell));
+        return wrong(Severity::Error, "descriptor.foreign", meaning, empty_cell(view, cell));
     }
     true
 }
@@ -188,7 +188,7 @@ fn duplicate(view: &View<'_>, report: &mut Report, ready: &mut Ready, cell: u64,
     if other != cell && view.lines.fetch::<Descriptor>(other).is_ok_and(same) {
         let meaning = format!("cell {other} has a block of the same key");
         let remedy = Remedy::None("none needed: each is complete; the one that no hint names is evicted by its owner");
-        found(report, Severity::Warning, "descriptor.twice", (Region::Descriptor, cell), meaning, remedy);
+        add_finding(report, Severity::Warning, "descriptor.twice", (Region::Descriptor, cell), meaning, remedy);
     }
 }
 
@@ -201,7 +201,7 @@ fn unreachable(cache: &CacheView, report: &mut Report) -> Result<()> {
             if !is_reachable {
                 let remedy = Remedy::None("none needed: its owner puts the hint back, or evicts the block");
                 let at = (Region::Descriptor, block.cell);
-                found(report, Severity::Note, "descriptor.unreachable", at, "no lookup of its key comes to the block", remedy);
+                add_finding(report, Severity::Note, "descriptor.unreachable", at, "no lookup of its key comes to the block", remedy);
             }
         }
     }
@@ -226,7 +226,7 @@ fn hints(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Result<()> 
         let meaning = format!("{reason}: it counts as four places that were used once; blocks whose hints stood there are not found");
         let (what, value) = replacement(view, index);
         let remedy = Remedy::Safe { what, writes: vec![view.write(index, value)] };
-        found(report, Severity::Error, "line.damaged", (Region::Hint, index), meaning, remedy);
+        add_finding(report, Severity::Error, "line.damaged", (Region::Hint, index), meaning, remedy);
     }
     for group in named.chunk_by(|one, other| one.0 == other.0) {
         let index = group[0].0;
@@ -235,7 +235,7 @@ fn hints(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Result<()> 
             line.set(*place, Hint::Tomb);
             let remedy = Remedy::Safe { what: "clears it", writes: vec![view.write(index, line)] };
             let meaning = format!("names cell {cell}, which does not exist");
-            found(report, Severity::Warning, "hint.range", (Region::Hint, index), meaning, remedy);
+            add_finding(report, Severity::Warning, "hint.range", (Region::Hint, index), meaning, remedy);
             continue;
         }
         let mut is_stale = false;
@@ -246,7 +246,7 @@ fn hints(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Result<()> 
         if is_stale {
             let remedy = Remedy::None("none needed: the next publish that needs the place takes it");
             let meaning = "names a cell that holds no block of its key";
-            found(report, Severity::Note, "hint.stale", (Region::Hint, index), meaning, remedy);
+            add_finding(report, Severity::Note, "hint.stale", (Region::Hint, index), meaning, remedy);
         }
     }
     Ok(())
@@ -277,23 +277,24 @@ fn pins(view: &View<'_>, report: &mut Report) -> Result<()> {
                 let (what, value) = if view.is_never_bound(slot) {
                     ("writes the empty line that stood there: the slot was never bound", PinLine::default())
                 } else {
-                    let value = PinLine { incarnation: joined(view, slot), nibbles: [0x8888_8888_8888_8888; 7], ..PinLine::default() };
+                    let value =
+                        PinLine { incarnation: joined_incarnation(view, slot), nibbles: [0x8888_8888_8888_8888; 7], ..PinLine::default() };
                     ("pins all of its cells for the host that joined last: that ends when it joins again, is fenced or leaves", value)
                 };
                 let remedy = Remedy::Safe { what, writes: vec![view.write(index, value)] };
-                found(report, Severity::Error, "line.damaged", at, meaning, remedy);
+                add_finding(report, Severity::Error, "line.damaged", at, meaning, remedy);
             }
             Ok(line) => {
                 if line.incarnation > view.bound(slot) && !view.decided_bindings[slot as usize].hidden {
                     let bound = view.bound(slot);
                     let meaning = format!("written by incarnation {} of slot {slot}, of which only {bound} is bound", line.incarnation);
-                    found(report, Severity::Error, "line.unbound", at, meaning, NOT_THE_OWNER);
+                    add_finding(report, Severity::Error, "line.unbound", at, meaning, NOT_THE_OWNER);
                 }
                 let beyond =
                     (0..CELLS_PER_PIN).find(|&place| first + place as u64 >= view.geometry.cell_count() && line.nibble(place) != 0);
                 if let Some(place) = beyond.filter(|_| line.nibbles != [0x8888_8888_8888_8888; 7]) {
                     let meaning = format!("uses cell {}, which does not exist", first + place as u64);
-                    found(report, Severity::Warning, "pin.range", at, meaning, IS_NOT_READ);
+                    add_finding(report, Severity::Warning, "pin.range", at, meaning, IS_NOT_READ);
                 }
             }
         }

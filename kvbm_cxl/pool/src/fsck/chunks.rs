@@ -2,31 +2,30 @@
 //! Chunks: who claims them, what they are cut into, which blocks outlive their host, and frees on their way to another host.
 
 use super::report::{Remedy, Report, Severity, Write};
-use super::view::{View, found, scan};
+use super::view::{View, add_finding, scan};
 use crate::error::Result;
 use crate::limits::{LINE_BYTES, MIN_BLOCK_BYTES};
 use crate::media::*;
 use bytemuck::Zeroable;
 
-/// A chunk's own lines, as far as the rules need them.
 #[derive(Clone, Copy, Default)]
-struct Chunk {
+struct ChunkLines {
     /// Its head; `None` where it does not verify.
-    head: Option<Head>,
+    head: Option<RunHead>,
     /// Kept blocks, and whether block 0 is one.
     kept: u32,
     keeps_first: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Head {
+struct RunHead {
     state: u32,
     block_bytes: u64,
     run: u64,
 }
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) -> Result<()> {
-    let mut chunks = vec![Chunk::default(); view.lines.layout().chunks() as usize];
+    let mut chunks = vec![ChunkLines::default(); view.lines.layout().chunks() as usize];
     let mut damaged = Vec::new();
     heads(view, report, &mut chunks, &mut damaged)?;
     keep_maps(view, report, &mut chunks)?;
@@ -47,7 +46,7 @@ fn is_class(block_bytes: u64, chunk_bytes: u64) -> bool {
     block_bytes == chunk_bytes || (block_bytes.is_multiple_of(MIN_BLOCK_BYTES) && block_bytes <= chunk_bytes / 2 && lines > 0 && is_step)
 }
 
-fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk], damaged: &mut Vec<(u64, String)>) -> Result<()> {
+fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [ChunkLines], damaged: &mut Vec<(u64, String)>) -> Result<()> {
     let chunk_bytes = view.geometry.chunk_bytes;
     let count = chunks.len() as u64;
     scan::<ChunkHead>(view.lines, 0..count, |chunk, head| {
@@ -56,8 +55,8 @@ fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk], damaged: &m
             Err(reason) => return damaged.push((chunk, reason)),
         };
         let at = (Region::ChunkHead, chunk);
-        chunks[chunk as usize].head = Some(Head { state: head.state, block_bytes: head.block_bytes, run: head.run });
-        let mut wrong = |rule, meaning: String, remedy| found(report, Severity::Error, rule, at, meaning, remedy);
+        chunks[chunk as usize].head = Some(RunHead { state: head.state, block_bytes: head.block_bytes, run: head.run });
+        let mut wrong = |rule, meaning: String, remedy| add_finding(report, Severity::Error, rule, at, meaning, remedy);
         let slot = u64::from(head.slot);
         if head.incarnation != 0 || head.slot != 0 {
             let remedy = Remedy::None("none: a machine that was never bound to the slot wrote it (a cloned machine id?)");
@@ -78,7 +77,7 @@ fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk], damaged: &m
             ChunkHead::INSIDE if head.run >= chunk => "lies inside a block that begins behind it",
             _ => return,
         };
-        let writes = cleared(view, chunk);
+        let writes = empty_lines(view, chunk);
         wrong(
             "chunk.form",
             format!("{reason}: nothing of the chunk may be used"),
@@ -87,26 +86,25 @@ fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk], damaged: &m
     })
 }
 
-/// The lines of an empty chunk.
-fn cleared(view: &View<'_>, chunk: u64) -> Vec<Write> {
+fn empty_lines(view: &View<'_>, chunk: u64) -> Vec<Write> {
     let per_chunk = view.geometry.keep_lines();
     let keep = (chunk * per_chunk..(chunk + 1) * per_chunk).map(|index| view.write(index, KeepMap::zeroed()));
     keep.chain([view.write(chunk, ChunkHead::default())]).collect()
 }
 
 /// Blocks that keep-map line `line` of a chunk can tell of, under what its head says.
-fn blocks_in_line(view: &View<'_>, head: Option<Head>, line: u64) -> u64 {
+fn blocks_in_line(view: &View<'_>, head: Option<RunHead>, line: u64) -> u64 {
     let blocks = match head {
-        Some(Head { state: ChunkHead::BLOCKS, block_bytes, .. }) if is_class(block_bytes, view.geometry.chunk_bytes) => {
+        Some(RunHead { state: ChunkHead::BLOCKS, block_bytes, .. }) if is_class(block_bytes, view.geometry.chunk_bytes) => {
             view.geometry.chunk_bytes / block_bytes
         }
-        Some(Head { state: ChunkHead::RUN, .. }) => 1,
+        Some(RunHead { state: ChunkHead::RUN, .. }) => 1,
         _ => 0,
     };
     blocks.saturating_sub(line * BLOCKS_PER_KEEP as u64).min(BLOCKS_PER_KEEP as u64)
 }
 
-fn keep_maps(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk]) -> Result<()> {
+fn keep_maps(view: &View<'_>, report: &mut Report, chunks: &mut [ChunkLines]) -> Result<()> {
     let per_chunk = view.geometry.keep_lines();
     let count = chunks.len() as u64;
     scan::<KeepMap>(view.lines, 0..count * per_chunk, |index, keep| {
@@ -128,18 +126,18 @@ fn keep_maps(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk]) -> Resu
                     let writes = vec![view.write(index, KeepMap { bits, ..keep })];
                     let remedy = Remedy::Safe { what: "clears the bits that stand for no block", writes };
                     let meaning = "keeps blocks behind the chunk's last one: nothing of the chunk may be used";
-                    found(report, Severity::Error, "keep.range", (Region::KeepMap, index), meaning, remedy);
+                    add_finding(report, Severity::Error, "keep.range", (Region::KeepMap, index), meaning, remedy);
                 }
             }
             Err(reason) => {
                 let (meaning, remedy) = damaged_keep(view, chunks, number, index, blocks);
-                found(report, Severity::Error, "line.damaged", (Region::KeepMap, index), format!("{reason}: {meaning}"), remedy);
+                add_finding(report, Severity::Error, "line.damaged", (Region::KeepMap, index), format!("{reason}: {meaning}"), remedy);
             }
         }
     })
 }
 
-fn damaged_keep(view: &View<'_>, chunks: &[Chunk], chunk: u64, index: u64, blocks: u64) -> (&'static str, Remedy) {
+fn damaged_keep(view: &View<'_>, chunks: &[ChunkLines], chunk: u64, index: u64, blocks: u64) -> (&'static str, Remedy) {
     let Some(head) = chunks[chunk as usize].head else {
         return ("the chunk's head is damaged as well", Remedy::None("the chunk's head has to be repaired first"));
     };
@@ -168,7 +166,7 @@ enum Parts {
 
 /// Looks at the later chunks up to the first that does not say it belongs to the block. A chunk belongs to one block, so that all blocks
 /// together are looked at in linear time, whatever they say.
-fn parts(chunks: &[Chunk], first: u64, run: u64) -> Parts {
+fn parts(chunks: &[ChunkLines], first: u64, run: u64) -> Parts {
     for part in first + 1..first.saturating_add(run).min(chunks.len() as u64) {
         match chunks[part as usize].head {
             None => return Parts::Unknown,
@@ -180,7 +178,7 @@ fn parts(chunks: &[Chunk], first: u64, run: u64) -> Parts {
 }
 
 /// Reports the heads that do not verify, given in rising order.
-fn damaged_heads(view: &View<'_>, report: &mut Report, chunks: &[Chunk], damaged: &[(u64, String)]) {
+fn damaged_heads(view: &View<'_>, report: &mut Report, chunks: &[ChunkLines], damaged: &[(u64, String)]) {
     // The last chunk before the damaged one that begins something.
     let (mut start, mut next) = (None, 0);
     for (chunk, reason) in damaged {
@@ -211,9 +209,9 @@ fn damaged_head(view: &View<'_>, report: &mut Report, chunk: u64, reason: &str, 
             let writes = vec![view.write(chunk, ChunkHead::default())];
             Remedy::Safe { what: "writes that it is not cut: its keep map keeps nothing", writes }
         }
-        _ => Remedy::Loss { what: "frees the chunk, with the kept blocks that were in it", writes: cleared(view, chunk) },
+        _ => Remedy::Loss { what: "frees the chunk, with the kept blocks that were in it", writes: empty_lines(view, chunk) },
     };
-    found(report, Severity::Error, "line.damaged", at, meaning, remedy);
+    add_finding(report, Severity::Error, "line.damaged", at, meaning, remedy);
 }
 
 /// Whether any keep bit of a chunk is set; `None` when a line does not verify.
@@ -227,7 +225,7 @@ fn keeps_anything(view: &View<'_>, chunk: u64) -> Option<bool> {
     scanned.ok().and(kept)
 }
 
-fn ownership(view: &View<'_>, report: &mut Report, chunk: u64, state: &Chunk) {
+fn ownership(view: &View<'_>, report: &mut Report, chunk: u64, state: &ChunkLines) {
     let per_slot = view.lines.layout().claim_lines();
     let (line, bit) = (chunk / CHUNKS_PER_CLAIM as u64, (chunk % CHUNKS_PER_CLAIM as u64) as usize);
     let mut live: Option<u64> = None;
@@ -248,7 +246,7 @@ fn ownership(view: &View<'_>, report: &mut Report, chunk: u64, state: &Chunk) {
         if let Some(other) = live {
             let meaning = format!("chunk {chunk} is claimed by the hosts of slots {other} and {slot}, both unfenced");
             let remedy = Remedy::None("none: stop both hosts, and declare dead the one that is off; the other keeps the chunk");
-            found(report, Severity::Error, "claim.two_owners", (Region::Claim, index), meaning, remedy);
+            add_finding(report, Severity::Error, "claim.two_owners", (Region::Claim, index), meaning, remedy);
         }
         live = Some(slot);
     }
@@ -259,31 +257,31 @@ fn ownership(view: &View<'_>, report: &mut Report, chunk: u64, state: &Chunk) {
     if is_claimed {
         let meaning = "holds kept blocks of hosts that are fenced or gone";
         let remedy = Remedy::None("none needed: once their death is proven, the next host that needs room adopts it");
-        found(report, Severity::Note, "chunk.unadopted", at, meaning, remedy);
-    } else if !matches!(state.head, Some(Head { state: ChunkHead::INSIDE, .. })) {
+        add_finding(report, Severity::Note, "chunk.unadopted", at, meaning, remedy);
+    } else if !matches!(state.head, Some(RunHead { state: ChunkHead::INSIDE, .. })) {
         let meaning = "holds kept blocks, but no host claims it";
         let remedy = Remedy::None("none needed: the next host that needs room claims it and keeps its blocks");
-        found(report, Severity::Warning, "chunk.orphan", at, meaning, remedy);
+        add_finding(report, Severity::Warning, "chunk.orphan", at, meaning, remedy);
     }
 }
 
 /// A kept block of several chunks: all of its chunks say so.
-fn run(view: &View<'_>, report: &mut Report, chunk: u64, chunks: &[Chunk]) {
+fn run(view: &View<'_>, report: &mut Report, chunk: u64, chunks: &[ChunkLines]) {
     let state = &chunks[chunk as usize];
-    let Some(Head { state: ChunkHead::RUN, run, .. }) = state.head else { return };
+    let Some(RunHead { state: ChunkHead::RUN, run, .. }) = state.head else { return };
     if !state.keeps_first || run == 0 || run > chunks.len() as u64 - chunk {
         return;
     }
     if let Parts::Broken(part) = parts(chunks, chunk, run) {
         let meaning = format!("a kept block of {run} chunks begins here, but chunk {part} is used otherwise");
         let remedy = Remedy::None("none: which of the two is right cannot be told; free the block");
-        found(report, Severity::Error, "chunk.broken_run", (Region::ChunkHead, chunk), meaning, remedy);
+        add_finding(report, Severity::Error, "chunk.broken_run", (Region::ChunkHead, chunk), meaning, remedy);
     }
     let expected = view.geometry.chunk_bytes.saturating_mul(run);
     if state.head.is_some_and(|head| head.block_bytes > expected) {
         let meaning = format!("a block of more than the {expected} bytes of its {run} chunks");
         let remedy = Remedy::None("none: free the block");
-        found(report, Severity::Error, "chunk.run_bytes", (Region::ChunkHead, chunk), meaning, remedy);
+        add_finding(report, Severity::Error, "chunk.run_bytes", (Region::ChunkHead, chunk), meaning, remedy);
     }
 }
 
@@ -296,7 +294,7 @@ fn claim_lines(view: &View<'_>, report: &mut Report) {
         if let Some(bit) = beyond {
             let meaning = format!("claims chunk {}, which does not exist", first + bit);
             let remedy = Remedy::None("none needed: what does not exist is not used");
-            found(report, Severity::Error, "claim.range", (Region::Claim, index), meaning, remedy);
+            add_finding(report, Severity::Error, "claim.range", (Region::Claim, index), meaning, remedy);
         }
     }
 }
@@ -310,16 +308,16 @@ fn free_boxes(view: &View<'_>, report: &mut Report) {
         let is_block = |offset: u64| offset.is_multiple_of(LINE_BYTES as u64) && view.lines.layout().chunk_of(offset).is_some();
         if let Some(offset) = message.offsets.iter().find(|offset| **offset != 0 && !is_block(**offset)) {
             let meaning = format!("slot {sender} asks slot {receiver} to free {offset:#x}, which is no block");
-            found(report, Severity::Error, "free_box.offset", at, meaning, remedy());
+            add_finding(report, Severity::Error, "free_box.offset", at, meaning, remedy());
         }
         if message.receiver > view.bound(receiver) && !view.decided_bindings[receiver as usize].hidden {
             let meaning = format!("meant for incarnation {} of slot {receiver}, which was never bound", message.receiver);
-            found(report, Severity::Error, "free_box.receiver", at, meaning, remedy());
+            add_finding(report, Severity::Error, "free_box.receiver", at, meaning, remedy());
         }
         let ack = view.free_acks.get(receiver * slots + sender);
         if ack.is_some_and(|ack| ack.sender == message.incarnation && ack.sequence > message.sequence) {
             let meaning = format!("slot {receiver} acknowledges a message of slot {sender} that was never sent");
-            found(report, Severity::Error, "free_box.ack", (Region::FreeAck, receiver * slots + sender), meaning, remedy());
+            add_finding(report, Severity::Error, "free_box.ack", (Region::FreeAck, receiver * slots + sender), meaning, remedy());
         }
     }
 }

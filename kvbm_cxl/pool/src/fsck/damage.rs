@@ -7,7 +7,7 @@
 
 use super::places;
 use super::report::{Remedy, Report, Severity};
-use super::view::{Table, View, found};
+use super::view::{Table, View, add_finding};
 use crate::alloc::LOST_NUMBERS;
 use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::lock::{LOCK_OBJECTS, LOCK_TABLE, seat::next_epoch};
@@ -20,7 +20,7 @@ pub(super) const EPOCH_MARGIN: u32 = 1 << 16;
 const GRANT_MARGIN: u32 = 1 << 16;
 
 /// A severity, what the loss means, and the remedy.
-pub(super) type Verdict = (Severity, &'static str, Remedy);
+pub(super) type LossVerdict = (Severity, &'static str, Remedy);
 
 /// Reports every line of the loaded tables that does not verify.
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
@@ -45,10 +45,10 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     each(report, &view.seat_claims, |index| places::seat_claim(view, index));
 }
 
-fn each<T: MediaLine>(report: &mut Report, table: &Table<T>, verdict: impl Fn(u64) -> Verdict) {
+fn each<T: MediaLine>(report: &mut Report, table: &Table<T>, verdict: impl Fn(u64) -> LossVerdict) {
     for (index, reason) in &table.bad {
         let (severity, meaning, remedy) = verdict(*index);
-        found(report, severity, "line.damaged", (T::REGION, *index), format!("{reason}: {meaning}"), remedy);
+        add_finding(report, severity, "line.damaged", (T::REGION, *index), format!("{reason}: {meaning}"), remedy);
     }
 }
 
@@ -64,7 +64,7 @@ pub(super) fn empty<T: MediaLine>(view: &View<'_>, index: u64) -> Remedy {
     safe(view, index, "writes the empty line that stood there: it was never bound", T::zeroed())
 }
 
-fn seat(view: &View<'_>, index: u64) -> Verdict {
+fn seat(view: &View<'_>, index: u64) -> LossVerdict {
     let meaning = "the epoch this seat claimed is unknown and may be the highest: no manager can take over, no grant is accepted";
     let claim = &view.decided_seats[index as usize];
     let is_bound = claim.hidden || claim.best.generation != 0;
@@ -85,14 +85,12 @@ fn seat(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, meaning, loss(view, index, what, line))
 }
 
-/// Whether any copy of a manager line of `seat` was ever written, or cannot be read.
 fn has_copies(view: &View<'_>, seat: u64) -> bool {
     let own = |per_seat: u64| seat * per_seat..(seat + 1) * per_seat;
     own(view.geometry.grant_lines()).any(|line| view.grants.get(line).is_none_or(|copy| copy.tag != 0))
         || own(view.geometry.bindings()).any(|line| view.bindings.get(line).is_none_or(|copy| copy.tag != 0))
 }
 
-/// The highest epoch that any seat line or tag tells of.
 fn highest_epoch(view: &View<'_>) -> u32 {
     let seats = view.seats.iter().map(|(_, line)| line.epoch);
     let grants = view.grants.iter().map(|(_, line)| line.tag);
@@ -105,7 +103,7 @@ fn outvoted_tag(view: &View<'_>, seat: u64, best_tag: u32) -> Option<u32> {
     view.is_outvoted(seat, best_tag).then(|| view.seats.get(seat).map_or(0, |line| line.epoch))
 }
 
-fn grant(view: &View<'_>, index: u64) -> Verdict {
+fn grant(view: &View<'_>, index: u64) -> LossVerdict {
     let (seat, line) = (index / view.geometry.grant_lines(), index % view.geometry.grant_lines());
     let best = view.decided_grants[line as usize].best;
     if let Some(tag) = outvoted_tag(view, seat, best.tag) {
@@ -132,7 +130,6 @@ fn grant(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, meaning, loss(view, index, what, value))
 }
 
-/// The highest grant number of a lock that left a trace anywhere.
 fn highest_grant(view: &View<'_>, lock: u32) -> u32 {
     let copies = (0..view.geometry.all_seats()).filter_map(|seat| {
         let line = view.grants.get(seat * view.geometry.grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64)?;
@@ -143,12 +140,11 @@ fn highest_grant(view: &View<'_>, lock: u32) -> u32 {
     copies.chain(intents).chain(records.map(|(_, record)| record.grant)).max().unwrap_or(0)
 }
 
-/// The lock under which a record is written.
 pub(super) fn record_lock(view: &View<'_>, number: u64) -> u32 {
     if number < view.geometry.lock_table_records() { LOCK_TABLE } else { LOCK_OBJECTS }
 }
 
-fn binding(view: &View<'_>, index: u64) -> Verdict {
+fn binding(view: &View<'_>, index: u64) -> LossVerdict {
     let (seat, line) = (index / view.geometry.bindings(), index % view.geometry.bindings());
     let best = view.decided_bindings[line as usize].best;
     if let Some(tag) = outvoted_tag(view, seat, best.tag) {
@@ -171,7 +167,7 @@ fn binding(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, meaning, loss(view, index, what, value))
 }
 
-fn fence(view: &View<'_>, index: u64) -> Verdict {
+fn fence(view: &View<'_>, index: u64) -> LossVerdict {
     let first = index % view.geometry.fence_lines() * SLOTS_PER_FENCE as u64;
     let mut value = FenceLine::default();
     for (place, fenced) in value.fenced.iter_mut().enumerate() {
@@ -184,7 +180,7 @@ fn fence(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, "fences may be forgotten: no host can check whether it is fenced", safe(view, index, what, value))
 }
 
-fn death(view: &View<'_>, index: u64) -> Verdict {
+fn death(view: &View<'_>, index: u64) -> LossVerdict {
     let first = index % view.geometry.fence_lines() * SLOTS_PER_FENCE as u64;
     let mut value = DeathLine::default();
     for (place, dead) in value.dead.iter_mut().enumerate() {
@@ -195,12 +191,12 @@ fn death(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, "proofs of death may be forgotten: no host can adopt what dead hosts left", safe(view, index, what, value))
 }
 
-fn join_box(view: &View<'_>, index: u64) -> Verdict {
+fn join_box(view: &View<'_>, index: u64) -> LossVerdict {
     let what = "empties the box";
     (Severity::Warning, "a request for a slot is lost; the machine asks again", safe(view, index, what, JoinBox::default()))
 }
 
-fn identity(view: &View<'_>, index: u64) -> Verdict {
+fn identity(view: &View<'_>, index: u64) -> LossVerdict {
     if view.is_never_bound(index) {
         return (Severity::Error, "no host has this slot", empty::<Identity>(view, index));
     }
@@ -216,27 +212,27 @@ fn identity(view: &View<'_>, index: u64) -> Verdict {
 }
 
 /// The incarnation for a line that a repair writes for a slot: the one that joined last.
-pub(super) fn joined(view: &View<'_>, slot: u64) -> u32 {
+pub(super) fn joined_incarnation(view: &View<'_>, slot: u64) -> u32 {
     view.identities.get(slot).map_or_else(|| view.bound(slot), |identity| identity.incarnation)
 }
 
-fn summary(view: &View<'_>, index: u64) -> Verdict {
+fn summary(view: &View<'_>, index: u64) -> LossVerdict {
     let slot = index / view.geometry.summary_lines();
     if view.is_never_bound(slot) {
         return (Severity::Error, "no host has this slot", empty::<Summary>(view, index));
     }
     let what = "writes a heartbeat that stands still; the host writes its own again when it beats";
-    let value = Summary { incarnation: joined(view, slot), ..Summary::default() };
+    let value = Summary { incarnation: joined_incarnation(view, slot), ..Summary::default() };
     (Severity::Error, "this host's heartbeat cannot be seen: it will be fenced", safe(view, index, what, value))
 }
 
-fn request(view: &View<'_>, index: u64) -> Verdict {
+fn request(view: &View<'_>, index: u64) -> LossVerdict {
     let (slot, line) = (index / view.geometry.request_lines(), index % view.geometry.request_lines());
     if view.is_never_bound(slot) {
         return (Severity::Error, "no host has this slot", empty::<RequestLine>(view, index));
     }
     let first = line as u32 * LOCKS_PER_REQUEST as u32;
-    let incarnation = joined(view, slot);
+    let incarnation = joined_incarnation(view, slot);
     let meaning = "what this host wants and has given back is unknown: what was granted to it counts as held";
     let mut value = RequestLine { incarnation, ..RequestLine::default() };
     for (place, request) in value.requests.iter_mut().enumerate() {
@@ -257,18 +253,18 @@ fn request(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, meaning, safe(view, index, what, value))
 }
 
-fn intent(view: &View<'_>, index: u64) -> Verdict {
+fn intent(view: &View<'_>, index: u64) -> LossVerdict {
     let slot = index / INTENTS as u64;
     if view.is_never_bound(slot) {
         return (Severity::Error, "no host has this slot", empty::<Intent>(view, index));
     }
     let what = "empties it; what the host was writing when it stopped is then no longer quarantined. Its next join empties it without loss";
-    let value = Intent { incarnation: joined(view, slot), ..Intent::default() };
+    let value = Intent { incarnation: joined_incarnation(view, slot), ..Intent::default() };
     let meaning = "what this host was about to write is unknown: the next holder repairs everything it could have been";
     (Severity::Error, meaning, loss(view, index, what, value))
 }
 
-fn record(view: &View<'_>, index: u64) -> Verdict {
+fn record(view: &View<'_>, index: u64) -> LossVerdict {
     let (slot, number) = (index / view.geometry.records(), index % view.geometry.records());
     if view.is_never_bound(slot) {
         return (Severity::Error, "no host has this slot", empty::<Record>(view, index));
@@ -294,13 +290,13 @@ fn record(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, "the newest value of this record may have stood there: it cannot be read", loss(view, index, what, Record::zeroed()))
 }
 
-fn claim(view: &View<'_>, index: u64) -> Verdict {
+fn claim(view: &View<'_>, index: u64) -> LossVerdict {
     let slot = index / view.lines.layout().claim_lines();
     if view.is_never_bound(slot) {
         return (Severity::Error, "no host has this slot", empty::<Claim>(view, index));
     }
     let first = index % view.lines.layout().claim_lines() * CHUNKS_PER_CLAIM as u64;
-    let mut value = Claim { incarnation: joined(view, slot), ..Claim::zeroed() };
+    let mut value = Claim { incarnation: joined_incarnation(view, slot), ..Claim::zeroed() };
     for place in 0..(CHUNKS_PER_CLAIM as u64).min(view.lines.layout().chunks().saturating_sub(first)) {
         if !is_claimed_by_another(view, slot, first + place) {
             value.bits[place as usize / 8] |= 1 << (place % 8);
@@ -319,7 +315,7 @@ fn is_claimed_by_another(view: &View<'_>, slot: u64, chunk: u64) -> bool {
     })
 }
 
-fn free_box(view: &View<'_>, index: u64) -> Verdict {
+fn free_box(view: &View<'_>, index: u64) -> LossVerdict {
     let slots = u64::from(view.geometry.slots);
     let (slot, receiver) = (index / slots, index % slots);
     if view.is_never_bound(slot) {
@@ -329,11 +325,11 @@ fn free_box(view: &View<'_>, index: u64) -> Verdict {
     // A number that no message had, as its host would choose it.
     let taken = view.free_acks.get(receiver * slots + slot).map_or(0, |ack| ack.sequence);
     let sequence = taken.saturating_add(LOST_NUMBERS).min(MAX_NUMBER);
-    let value = FreeBox { incarnation: joined(view, slot), sequence, ..FreeBox::default() };
+    let value = FreeBox { incarnation: joined_incarnation(view, slot), sequence, ..FreeBox::default() };
     (Severity::Error, "blocks that this host gave back to their owner are lost on the way", loss(view, index, what, value))
 }
 
-fn free_ack(view: &View<'_>, index: u64) -> Verdict {
+fn free_ack(view: &View<'_>, index: u64) -> LossVerdict {
     let slots = u64::from(view.geometry.slots);
     let (slot, sender) = (index / slots, index % slots);
     if view.is_never_bound(slot) {
@@ -342,16 +338,21 @@ fn free_ack(view: &View<'_>, index: u64) -> Verdict {
     // Not the other way round: blocks of it that are free by now may be another owner's, and would be freed once more.
     let what = "says that the message was taken; blocks of it that were not freed yet stay allocated";
     let message = view.free_boxes.get(sender * slots + slot).copied().unwrap_or_default();
-    let value = FreeAck { incarnation: joined(view, slot), sender: message.incarnation, sequence: message.sequence, ..FreeAck::default() };
+    let value = FreeAck {
+        incarnation: joined_incarnation(view, slot),
+        sender: message.incarnation,
+        sequence: message.sequence,
+        ..FreeAck::default()
+    };
     (Severity::Error, "what this host took out of a free box is unknown: its sender waits", loss(view, index, what, value))
 }
 
-fn stats(view: &View<'_>, index: u64) -> Verdict {
+fn stats(view: &View<'_>, index: u64) -> LossVerdict {
     let meaning = "what this host counted is not shown; nothing else depends on it";
     (Severity::Warning, meaning, safe(view, index, "empties it; a host that runs writes it again", StatsLine::zeroed()))
 }
 
-fn ask(view: &View<'_>, index: u64) -> Verdict {
+fn ask(view: &View<'_>, index: u64) -> LossVerdict {
     let meaning = "what this host asked the owners of cells to do is lost; the caller that waits for it asks again";
     (Severity::Warning, meaning, safe(view, index, "empties it", Ask::default()))
 }

@@ -124,7 +124,6 @@ pub fn describe(lines: &Lines, region: Region, index: u64, line: &Line) -> Descr
     }
 }
 
-/// A line structure that can tell its fields.
 trait Fields {
     fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)>;
 }
@@ -142,7 +141,6 @@ fn word(state: u32, names: &[(u32, &str)]) -> Value {
     Value::Text(name.unwrap_or_else(|| format!("unknown ({state})")))
 }
 
-/// The names of the bits that are set.
 fn flags(bits: u32, names: &[(u32, &str)]) -> Value {
     let known: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
     let rest = names.iter().fold(bits, |bits, (bit, _)| bits & !bit);
@@ -154,7 +152,6 @@ fn flags(bits: u32, names: &[(u32, &str)]) -> Value {
     })
 }
 
-/// Numbers of the bits that are set in `bits`, from `first` on.
 fn set_bits(bits: &[u8], first: u64) -> Value {
     let set = (0..bits.len() * 8).filter(|bit| bits[bit / 8] >> (bit % 8) & 1 == 1);
     Value::List(set.map(|bit| number(first + bit as u64)).collect())

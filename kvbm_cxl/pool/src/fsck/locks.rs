@@ -3,7 +3,7 @@
 
 use super::damage::record_lock;
 use super::report::{Remedy, Report, Severity};
-use super::view::{View, found};
+use super::view::{View, add_finding};
 use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::media::*;
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ fn grants(view: &View<'_>, report: &mut Report, holders: &mut HashMap<(u32, u32)
         let at = (Region::Grant, register.seat * view.geometry.grant_lines() + line as u64);
         for (place, grant) in register.best.grants.iter().enumerate() {
             let lock = (line * LOCKS_PER_GRANT + place) as u32;
-            let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, NONE);
+            let mut wrong = |rule, meaning: String| add_finding(report, Severity::Error, rule, at, meaning, NONE);
             if grant.number == 0 || lock >= view.geometry.locks {
                 if *grant != Grant::default() {
                     wrong("grant.empty", format!("lock {lock} was never granted or does not exist, yet its grant is not empty"));
@@ -76,7 +76,7 @@ fn note_dead_holder(view: &View<'_>, report: &mut Report, at: (Region, u64), loc
     if view.is_held(slot, lock) && view.is_fenced(slot, grant.incarnation) {
         let meaning = format!("lock {lock} was held by incarnation {} of slot {slot}, which is fenced", grant.incarnation);
         let remedy = Remedy::None("none needed: the manager passes it on, and the next holder repairs what it protects");
-        found(report, Severity::Note, "grant.fenced_holder", at, meaning, remedy);
+        add_finding(report, Severity::Note, "grant.fenced_holder", at, meaning, remedy);
     }
 }
 
@@ -92,7 +92,7 @@ fn witness(
     let decided = view.grant(lock).number;
     if number > decided && !register.hidden {
         let meaning = format!("written under grant {number} of lock {lock}, of which only {decided} was ever decided");
-        found(report, Severity::Error, "grant.undecided", at, meaning, NONE);
+        add_finding(report, Severity::Error, "grant.undecided", at, meaning, NONE);
         return;
     }
     let &mut (other, other_incarnation) = holders.entry((lock, number)).or_insert((slot, incarnation));
@@ -101,6 +101,6 @@ fn witness(
             "written under grant {number} of lock {lock} by incarnation {incarnation} of slot {slot}, but incarnation \
              {other_incarnation} of slot {other} held it under that number: two holders"
         );
-        found(report, Severity::Error, "grant.two_holders", at, meaning, NONE);
+        add_finding(report, Severity::Error, "grant.two_holders", at, meaning, NONE);
     }
 }

@@ -50,6 +50,7 @@ pub fn check(lines: &Lines, seats: &[MachineId]) -> Result<Report> {
     let view = View::load(lines, seats)?;
     damage::check(&view, &mut report);
     seats::check(&view, &mut report);
+    places::check(&view, &mut report);
     slots::check(&view, &mut report);
     locks::check(&view, &mut report);
     records::check(&view, &mut report);

@@ -98,7 +98,6 @@ fn damaged(view: &View<'_>) -> Vec<(Region, u64, String)> {
     lines.flat_map(|(region, first, count, cost)| (first..first + count).map(move |index| (region, index, cost.clone()))).collect()
 }
 
-/// The seat whose machine may write a line.
 fn seat_of(geometry: &Geometry, region: Region, index: u64) -> Option<u64> {
     let per_seat = match region {
         Region::Seat => 1,
@@ -110,7 +109,6 @@ fn seat_of(geometry: &Geometry, region: Region, index: u64) -> Option<u64> {
     Some(index / per_seat)
 }
 
-/// The slot whose host may write a line.
 fn slot_of(view: &View<'_>, region: Region, index: u64) -> Option<u64> {
     let geometry = &view.geometry;
     let per_slot = match region {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The vote over manager seats: splitters, ballots, and each place's copy of which session has a seat (LOCKS.md 12.15).
 
-use super::damage::{EPOCH_MARGIN, Verdict, empty, loss, safe};
+use super::damage::{EPOCH_MARGIN, LossVerdict, empty, loss, safe};
 use super::report::{Finding, FindingPlace, Remedy, Report, Severity};
 use super::seats::{FOREIGN_WRITER, USED_UP};
-use super::view::{View, found};
+use super::view::{View, add_finding};
 use crate::limits::MAX_NUMBER;
 use crate::lock::seat::next_epoch;
 use crate::media::*;
@@ -13,7 +13,8 @@ use bytemuck::Zeroable;
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     let places = view.geometry.places() as u32;
     for (index, line) in view.claimants.iter() {
-        let mut wrong = |meaning| found(report, Severity::Error, "claimant.ballot", (Region::Claimant, index), meaning, FOREIGN_WRITER);
+        let mut wrong =
+            |meaning| add_finding(report, Severity::Error, "claimant.ballot", (Region::Claimant, index), meaning, FOREIGN_WRITER);
         if line.ballot != 0 && (line.ballot - 1) % places != index as u32 {
             wrong(format!("ballot {} belongs to place {}, not to this one", line.ballot, (line.ballot - 1) % places));
         }
@@ -23,7 +24,8 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     }
     for (index, line) in view.seat_claims.iter() {
         let place = index / u64::from(view.geometry.seats);
-        let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, (Region::SeatClaim, index), meaning, FOREIGN_WRITER);
+        let mut wrong =
+            |rule, meaning: String| add_finding(report, Severity::Error, rule, (Region::SeatClaim, index), meaning, FOREIGN_WRITER);
         let is_empty = line.generation == 0 || line.machine == [0; 16] || line.session == [0; 16];
         if line.tag == 0 && !is_empty {
             wrong("seat_claim.untagged", "names a machine, but was written under no ballot".into());
@@ -49,7 +51,7 @@ fn used_up(view: &View<'_>, report: &mut Report) {
         && u64::from(line.ballot) + places >= MAX_NUMBER.into()
     {
         let meaning = "no machine can claim a manager seat any more";
-        found(report, Severity::Error, "claimant.used_up", (Region::Claimant, index), meaning, USED_UP);
+        add_finding(report, Severity::Error, "claimant.used_up", (Region::Claimant, index), meaning, USED_UP);
     }
     let is_open = |place: u64| view.splitters.get(2 * place + 1).is_some_and(|door| door.closed == 0);
     if (0..places).any(is_open) {
@@ -60,11 +62,11 @@ fn used_up(view: &View<'_>, report: &mut Report) {
          machine manages the pool"
     );
     let place = FindingPlace::Lines { region: Region::Splitter, first: 0, count: 2 * places };
-    report.add(Finding { severity: Severity::Error, rule: "splitter.full", place, meaning, remedy: freed(view) });
+    report.add(Finding { severity: Severity::Error, rule: "splitter.full", place, meaning, remedy: free_places(view) });
 }
 
 /// One place keeps all that the vote decided, under a ballot above every other one; the others are as the format left them.
-fn freed(view: &View<'_>) -> Remedy {
+fn free_places(view: &View<'_>) -> Remedy {
     if !view.claimants.bad.is_empty() || !view.seat_claims.bad.is_empty() {
         return Remedy::None("the damaged lines of the vote have to be repaired first");
     }
@@ -106,12 +108,12 @@ fn seat_lines(view: &View<'_>, report: &mut Report) {
                 line.generation,
                 crate::platform::MachineId(session)
             );
-            found(report, Severity::Error, "seat.session", (Region::Seat, seat as u64), meaning, FOREIGN_WRITER);
+            add_finding(report, Severity::Error, "seat.session", (Region::Seat, seat as u64), meaning, FOREIGN_WRITER);
         }
     }
 }
 
-pub(super) fn splitter(view: &View<'_>, index: u64) -> Verdict {
+pub(super) fn splitter(view: &View<'_>, index: u64) -> LossVerdict {
     if index.is_multiple_of(2) {
         let meaning = "the name of the last machine that tried to take this place: a machine that is at it now takes the next one";
         return (Severity::Warning, meaning, safe(view, index, "empties it", Splitter::default()));
@@ -120,7 +122,7 @@ pub(super) fn splitter(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Warning, meaning, safe(view, index, "marks the place as taken", Splitter { closed: 1, ..Splitter::default() }))
 }
 
-pub(super) fn claimant(view: &View<'_>, index: u64) -> Verdict {
+pub(super) fn claimant(view: &View<'_>, index: u64) -> LossVerdict {
     let meaning = "the newest ballot may have stood there: no machine can claim a manager seat";
     let door = view.splitters.get(2 * index + 1);
     let mut copies = (0..u64::from(view.geometry.seats)).map(|seat| view.seat_claims.get(index * u64::from(view.geometry.seats) + seat));
@@ -137,7 +139,7 @@ pub(super) fn claimant(view: &View<'_>, index: u64) -> Verdict {
     (Severity::Error, meaning, loss(view, index, what, Claimant { ballot: ballot as u32, ..Claimant::default() }))
 }
 
-pub(super) fn seat_claim(view: &View<'_>, index: u64) -> Verdict {
+pub(super) fn seat_claim(view: &View<'_>, index: u64) -> LossVerdict {
     let seats = u64::from(view.geometry.seats);
     let (place, seat) = (index / seats, index % seats);
     let best = view.decided_seats[seat as usize].best;

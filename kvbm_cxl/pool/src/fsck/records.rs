@@ -2,7 +2,7 @@
 //! Records: one newest copy each; the lock table and the object table that they hold.
 
 use super::report::{Remedy, Report, Severity};
-use super::view::{View, found};
+use super::view::{View, add_finding};
 use crate::limits::{MAX_NUMBER, MAX_OBJECT_NAME_BYTES, OBJECT_PROBES};
 use crate::media::*;
 use std::collections::HashMap;
@@ -16,9 +16,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     object_table(view, report, objects);
 }
 
-/// The copy of a record that counts.
 struct Best {
-    /// Its line.
     index: u64,
     data: [u8; RECORD_BYTES],
 }
@@ -37,20 +35,20 @@ fn newest(view: &View<'_>, report: &mut Report, number: u64) -> Option<Best> {
         if copy.grant == 0 {
             if bytemuck::bytes_of(copy)[4..].iter().any(|&byte| byte != 0) {
                 let remedy = Remedy::None("none: the copy counts for nothing");
-                found(report, Severity::Error, "record.empty", at, "written under no grant, yet it is not empty", remedy);
+                add_finding(report, Severity::Error, "record.empty", at, "written under no grant, yet it is not empty", remedy);
             }
             continue;
         }
         if copy.grant >= MAX_NUMBER || copy.version > MAX_NUMBER {
             let meaning = format!("grant {} or version {} is beyond the limit of {MAX_NUMBER}", copy.grant, copy.version);
-            found(report, Severity::Error, "record.limit", at, meaning, Remedy::None("none: format the pool anew"));
+            add_finding(report, Severity::Error, "record.limit", at, meaning, Remedy::None("none: format the pool anew"));
         }
         match best {
             Some((grant, version, other)) if (grant, version) == (copy.grant, copy.version) => {
                 let other = other / view.geometry.records();
                 let meaning = format!("slots {other} and {slot} wrote version {version} of record {number} under one grant, {grant}");
                 let remedy = Remedy::None("none: its value cannot be told; commit it again under its lock");
-                found(report, Severity::Error, "record.two_writers", at, meaning, remedy);
+                add_finding(report, Severity::Error, "record.two_writers", at, meaning, remedy);
                 is_certain = false;
             }
             Some((grant, version, _)) if (grant, version) > (copy.grant, copy.version) => {}
@@ -62,7 +60,7 @@ fn newest(view: &View<'_>, report: &mut Report, number: u64) -> Option<Best> {
     if copy.grant != 0 && view.is_fenced(index / view.geometry.records(), copy.incarnation) {
         let meaning = format!("record {number} was last written by a host that is fenced: readers without the lock take it for doubtful");
         let remedy = Remedy::None("none needed: the next holder of its lock settles it");
-        found(report, Severity::Note, "record.doubtful", (Region::Record, index), meaning, remedy);
+        add_finding(report, Severity::Note, "record.doubtful", (Region::Record, index), meaning, remedy);
     }
     is_certain.then_some(Best { index, data: copy.data })
 }
@@ -81,7 +79,7 @@ fn lock_table(view: &View<'_>, report: &mut Report, records: &[Option<Best>]) {
             if is_set && !(view.geometry.first_user_lock()..view.geometry.locks).contains(&lock) {
                 let meaning = format!("says that lock {lock} is allocated, which cannot be");
                 let remedy = Remedy::None("none needed: the number is never given out");
-                found(report, Severity::Error, "lock_table.range", (Region::Record, record.index), meaning, remedy);
+                add_finding(report, Severity::Error, "lock_table.range", (Region::Record, record.index), meaning, remedy);
             }
         }
     }
@@ -90,7 +88,7 @@ fn lock_table(view: &View<'_>, report: &mut Report, records: &[Option<Best>]) {
             let line = u64::from(lock) / LOCKS_PER_GRANT as u64;
             let at = (Region::Grant, view.decided_grants[line as usize].seat * view.geometry.grant_lines() + line);
             let remedy = Remedy::None("none needed: it is used without having been allocated, or was freed while it was held");
-            found(report, Severity::Note, "lock_table.unallocated", at, format!("lock {lock} is held but not allocated"), remedy);
+            add_finding(report, Severity::Note, "lock_table.unallocated", at, format!("lock {lock} is held but not allocated"), remedy);
         }
     }
 }
@@ -100,7 +98,7 @@ fn object_table(view: &View<'_>, report: &mut Report, cells: &[Option<Best>]) {
     let mut names: HashMap<Vec<u8>, usize> = HashMap::new();
     for (cell, value) in values.iter().enumerate() {
         let (Some(value), Some(Some(best))) = (value, cells.get(cell)) else { continue };
-        let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, (Region::Record, best.index), meaning, NONE);
+        let mut wrong = |rule, meaning: String| add_finding(report, Severity::Error, rule, (Region::Record, best.index), meaning, NONE);
         if matches!(value.state, ObjectValue::EMPTY | ObjectValue::TOMB) {
             continue;
         }

@@ -146,7 +146,6 @@ impl Report {
         self.count(Severity::Warning) + self.count(Severity::Error) == 0
     }
 
-    /// A report of nothing about `lines_checked` lines.
     pub(super) fn over(lines_checked: u64) -> Self {
         Report { lines_checked, ..Report::default() }
     }

@@ -2,7 +2,7 @@
 //! Manager seats: epochs, the tags of their copies, fence and death rows.
 
 use super::report::{Remedy, Report, Severity};
-use super::view::{View, found};
+use super::view::{View, add_finding};
 use crate::limits::MAX_NUMBER;
 use crate::media::*;
 use crate::platform::MachineId;
@@ -20,7 +20,6 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     tags(view, report, &view.grants.cells, view.geometry.grant_lines(), |line| line.tag);
     tags(view, report, &view.bindings.cells, view.geometry.bindings(), |line| line.tag);
     rows(view, report);
-    super::places::check(view, report);
 }
 
 fn epochs(view: &View<'_>, report: &mut Report) {
@@ -29,11 +28,11 @@ fn epochs(view: &View<'_>, report: &mut Report) {
         && line.epoch.saturating_add(seats) >= MAX_NUMBER
     {
         let meaning = format!("epoch {} is among the last: no manager can take over any more", line.epoch);
-        found(report, Severity::Error, "seat.used_up", (Region::Seat, index), meaning, USED_UP);
+        add_finding(report, Severity::Error, "seat.used_up", (Region::Seat, index), meaning, USED_UP);
     }
     for (index, line) in view.seats.iter() {
         let at = (Region::Seat, index);
-        let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);
+        let mut wrong = |rule, meaning: String| add_finding(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);
         if line.epoch == 0 {
             // One that was claimed and never served has an owner and no epoch.
             let owner =
@@ -73,7 +72,7 @@ fn tags<T: MediaLine + PartialEq>(view: &View<'_>, report: &mut Report, cells: &
     for (index, line) in cells.iter().enumerate() {
         let Some(line) = line else { continue };
         let (seat, at) = (index as u64 / per_seat, (T::REGION, index as u64));
-        let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);
+        let mut wrong = |rule, meaning: String| add_finding(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);
         let tag = tag(line);
         if tag == 0 {
             if bytemuck::bytes_of(line)[4..] != bytemuck::bytes_of(&empty)[4..] {
@@ -98,11 +97,18 @@ fn rows(view: &View<'_>, report: &mut Report) {
             let slot = first + place as u64;
             if slot >= slots {
                 if fenced != 0 {
-                    found(report, Severity::Error, "fence.slot", at, format!("fences slot {slot}, which does not exist"), FOREIGN_WRITER);
+                    add_finding(
+                        report,
+                        Severity::Error,
+                        "fence.slot",
+                        at,
+                        format!("fences slot {slot}, which does not exist"),
+                        FOREIGN_WRITER,
+                    );
                 }
             } else if fenced > view.highest_bound[slot as usize] && fenced > view.dead[slot as usize] && !is_binding_hidden(view, slot) {
                 let meaning = format!("slot {slot} is fenced up to incarnation {fenced}, which was never bound: it joins above it");
-                found(report, Severity::Error, "fence.ahead", at, meaning, FOREIGN_WRITER);
+                add_finding(report, Severity::Error, "fence.ahead", at, meaning, FOREIGN_WRITER);
             }
         }
     }
@@ -114,7 +120,14 @@ fn rows(view: &View<'_>, report: &mut Report) {
             let fenced = view.fences.get(index).map(|row| row.fenced[place]);
             if slot >= slots {
                 if dead != 0 {
-                    found(report, Severity::Error, "death.slot", at, format!("tells of slot {slot}, which does not exist"), FOREIGN_WRITER);
+                    add_finding(
+                        report,
+                        Severity::Error,
+                        "death.slot",
+                        at,
+                        format!("tells of slot {slot}, which does not exist"),
+                        FOREIGN_WRITER,
+                    );
                 }
             } else if let Some(fenced) = fenced
                 && dead > fenced
@@ -123,7 +136,7 @@ fn rows(view: &View<'_>, report: &mut Report) {
                 let mut fence = view.fences.get(index).copied().unwrap_or_else(FenceLine::zeroed);
                 fence.fenced[place] = dead;
                 let writes = vec![view.write(index, fence)];
-                found(
+                add_finding(
                     report,
                     Severity::Error,
                     "death.unfenced",
@@ -134,7 +147,7 @@ fn rows(view: &View<'_>, report: &mut Report) {
             } else if dead > view.highest_bound[slot as usize] && !is_binding_hidden(view, slot) {
                 let meaning = format!("slot {slot} was declared dead up to incarnation {dead}, which was never bound: it joins above it");
                 let remedy = Remedy::None("none needed: an operator declared more than there was");
-                found(report, Severity::Warning, "death.ahead", at, meaning, remedy);
+                add_finding(report, Severity::Warning, "death.ahead", at, meaning, remedy);
             }
         }
     }

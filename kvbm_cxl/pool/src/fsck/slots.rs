@@ -3,7 +3,7 @@
 
 use super::report::{Remedy, Report, Severity};
 use super::seats::USED_UP;
-use super::view::{View, found};
+use super::view::{View, add_finding};
 use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::lock::{LOCK_CHUNKS, LOCK_OBJECTS, LOCK_TABLE};
 use crate::media::*;
@@ -15,16 +15,16 @@ const NEXT_JOIN: Remedy = Remedy::None("the next join of its machine writes it a
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     bindings(view, report);
     identities(view, report);
-    owned(view, report, &view.summaries.cells, view.geometry.summary_lines(), |line| line.incarnation);
-    owned(view, report, &view.requests.cells, view.geometry.request_lines(), |line| line.incarnation);
-    owned(view, report, &view.intents.cells, INTENTS as u64, |line| line.incarnation);
-    owned(view, report, &view.records.cells, view.geometry.records(), |line| line.incarnation);
-    owned(view, report, &view.claims.cells, view.lines.layout().claim_lines(), |line| line.incarnation);
-    owned(view, report, &view.free_boxes.cells, view.geometry.slots.into(), |line| line.incarnation);
-    owned(view, report, &view.free_acks.cells, view.geometry.slots.into(), |line| line.incarnation);
-    owned(view, report, &view.stats.cells, view.geometry.stats_lines.into(), |line| line.incarnation);
-    owned(view, report, &view.cell_claims.cells, view.geometry.cell_claim_lines(), |line| line.incarnation);
-    owned(view, report, &view.asks.cells, 1, |line| line.incarnation);
+    check_owned(view, report, &view.summaries.cells, view.geometry.summary_lines(), |line| line.incarnation);
+    check_owned(view, report, &view.requests.cells, view.geometry.request_lines(), |line| line.incarnation);
+    check_owned(view, report, &view.intents.cells, INTENTS as u64, |line| line.incarnation);
+    check_owned(view, report, &view.records.cells, view.geometry.records(), |line| line.incarnation);
+    check_owned(view, report, &view.claims.cells, view.lines.layout().claim_lines(), |line| line.incarnation);
+    check_owned(view, report, &view.free_boxes.cells, view.geometry.slots.into(), |line| line.incarnation);
+    check_owned(view, report, &view.free_acks.cells, view.geometry.slots.into(), |line| line.incarnation);
+    check_owned(view, report, &view.stats.cells, view.geometry.stats_lines.into(), |line| line.incarnation);
+    check_owned(view, report, &view.cell_claims.cells, view.geometry.cell_claim_lines(), |line| line.incarnation);
+    check_owned(view, report, &view.asks.cells, 1, |line| line.incarnation);
     requests(view, report);
     intents(view, report);
 }
@@ -36,9 +36,9 @@ fn bindings(view: &View<'_>, report: &mut Report) {
         let highest = view.highest_bound[line].max(view.fenced[line]).max(view.dead[line]);
         if highest.saturating_add(1) >= MAX_NUMBER {
             let meaning = format!("incarnation {highest} is the last: the slot takes no host any more");
-            found(report, Severity::Error, "binding.used_up", at, meaning, USED_UP);
+            add_finding(report, Severity::Error, "binding.used_up", at, meaning, USED_UP);
         }
-        let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, NOT_THE_OWNER);
+        let mut wrong = |rule, meaning: String| add_finding(report, Severity::Error, rule, at, meaning, NOT_THE_OWNER);
         if binding.incarnation == 0 {
             if binding.machine != [0; 16] || binding.nonce != [0; 16] {
                 wrong("binding.empty", "names a machine but no incarnation".into());
@@ -58,7 +58,7 @@ fn identities(view: &View<'_>, report: &mut Report) {
     for (slot, identity) in view.identities.iter() {
         let at = (Region::Identity, slot);
         let register = &view.decided_bindings[slot as usize];
-        let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, NOT_THE_OWNER);
+        let mut wrong = |rule, meaning: String| add_finding(report, Severity::Error, rule, at, meaning, NOT_THE_OWNER);
         if identity.incarnation == 0 {
             if *identity != (Identity { crc: identity.crc, ..Identity::default() }) {
                 wrong("identity.empty", "the slot was never joined, yet its line is not empty".into());
@@ -84,19 +84,18 @@ fn identities(view: &View<'_>, report: &mut Report) {
             wrong("identity.foreign", format!("written by machine {}, bound to {bound}", MachineId(identity.machine)));
         } else if identity.incarnation < register.best.incarnation {
             let meaning = format!("incarnation {} is bound but did not finish joining", register.best.incarnation);
-            found(report, Severity::Note, "identity.joining", at, meaning, NEXT_JOIN);
+            add_finding(report, Severity::Note, "identity.joining", at, meaning, NEXT_JOIN);
         }
     }
 }
 
-/// Whatever a slot's owner writes names an incarnation that was bound.
-fn owned<T: MediaLine>(view: &View<'_>, report: &mut Report, cells: &[Option<T>], per_slot: u64, incarnation: impl Fn(&T) -> u32) {
+fn check_owned<T: MediaLine>(view: &View<'_>, report: &mut Report, cells: &[Option<T>], per_slot: u64, incarnation: impl Fn(&T) -> u32) {
     for (index, line) in cells.iter().enumerate() {
         let Some(incarnation) = line.as_ref().map(&incarnation) else { continue };
         let slot = index as u64 / per_slot;
         if incarnation > view.bound(slot) && !view.decided_bindings[slot as usize].hidden {
             let meaning = format!("written by incarnation {incarnation} of slot {slot}, of which only {} is bound", view.bound(slot));
-            found(report, Severity::Error, "line.unbound", (T::REGION, index as u64), meaning, NOT_THE_OWNER);
+            add_finding(report, Severity::Error, "line.unbound", (T::REGION, index as u64), meaning, NOT_THE_OWNER);
         }
     }
 }
@@ -109,11 +108,18 @@ fn requests(view: &View<'_>, report: &mut Report) {
             let at = (Region::Request, index);
             if lock >= view.geometry.locks.into() {
                 if *request != Request::default() {
-                    found(report, Severity::Error, "request.lock", at, format!("asks for lock {lock}, which does not exist"), NEXT_JOIN);
+                    add_finding(
+                        report,
+                        Severity::Error,
+                        "request.lock",
+                        at,
+                        format!("asks for lock {lock}, which does not exist"),
+                        NEXT_JOIN,
+                    );
                 }
             } else if request.flags & !(Request::WANT | Request::CLEAN | Request::DIRTY) != 0 || request.number >= MAX_NUMBER {
                 let meaning = format!("the request for lock {lock} (number {}, flags {:#x}) is none", request.number, request.flags);
-                found(report, Severity::Error, "request.form", at, meaning, NEXT_JOIN);
+                add_finding(report, Severity::Error, "request.form", at, meaning, NEXT_JOIN);
             }
         }
     }
@@ -132,21 +138,21 @@ fn intents(view: &View<'_>, report: &mut Report) {
             LOCK_CHUNKS => 0..view.lines.layout().chunks(),
             lock if lock < view.geometry.locks => 0..u64::from(u32::MAX),
             lock => {
-                found(report, Severity::Error, "intent.lock", at, format!("names lock {lock}, which does not exist"), NEXT_JOIN);
+                add_finding(report, Severity::Error, "intent.lock", at, format!("names lock {lock}, which does not exist"), NEXT_JOIN);
                 continue;
             }
         };
         // `check` of the line has bounded the count.
         if let Some(line) = intent.lines.iter().take(intent.count as usize).find(|line| !allowed.contains(&u64::from(**line))) {
             let meaning = format!("names line {line}, outside what lock {} protects: the next holder repairs everything", intent.lock);
-            found(report, Severity::Error, "intent.range", at, meaning, NEXT_JOIN);
+            add_finding(report, Severity::Error, "intent.range", at, meaning, NEXT_JOIN);
         } else {
             let meaning = format!(
                 "incarnation {} of slot {slot} stopped, or is, in the middle of a commit of {} lines under lock {}",
                 intent.incarnation, intent.count, intent.lock
             );
             let remedy = Remedy::None("none needed: the next holder of the lock repairs it");
-            found(report, Severity::Note, "intent.open", at, meaning, remedy);
+            add_finding(report, Severity::Note, "intent.open", at, meaning, remedy);
         }
     }
 }

@@ -76,13 +76,11 @@ impl<T: MediaLine> Table<T> {
 pub(super) struct Register<T> {
     /// The copy with the highest tag among those that verify; an empty line when no seat ever wrote one.
     pub best: T,
-    /// The seat whose copy it is.
     pub seat: u64,
     /// A copy that does not verify could have a higher tag.
     pub hidden: bool,
 }
 
-/// The metadata of a pool, as one check saw it.
 pub(super) struct View<'a> {
     pub lines: &'a Lines,
     pub geometry: Geometry,
@@ -108,9 +106,7 @@ pub(super) struct View<'a> {
     pub splitters: Table<Splitter>,
     pub claimants: Table<Claimant>,
     pub seat_claims: Table<SeatClaim>,
-    /// What counts for each grant line.
     pub decided_grants: Vec<Register<GrantLine>>,
-    /// What counts for each slot.
     pub decided_bindings: Vec<Register<Binding>>,
     /// What counts for each seat; `seat` is the place of the copy.
     pub decided_seats: Vec<Register<SeatClaim>>,
@@ -282,14 +278,12 @@ impl<'a> View<'a> {
             })
     }
 
-    /// Line `index` with `value` in it, sealed, as a repair writes it.
     pub fn write<T: MediaLine>(&self, index: u64, value: T) -> Write {
         Write { region: T::REGION, index, line: self.lines.seal(index, value) }
     }
 }
 
-/// Adds a finding about one line.
-pub(super) fn found(
+pub(super) fn add_finding(
     report: &mut Report,
     severity: Severity,
     rule: &'static str,

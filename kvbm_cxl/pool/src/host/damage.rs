@@ -20,7 +20,6 @@ const REMEMBERED: usize = 64;
 /// A line that no call has met for so many patiences is forgotten: the process may run no service that looks at it.
 const FORGOTTEN_AFTER: u64 = 64;
 
-/// One line that did not verify.
 struct Met {
     region: Region,
     index: u64,
@@ -28,7 +27,6 @@ struct Met {
     last_ns: u64,
 }
 
-/// What a process knows of damaged lines.
 #[derive(Default)]
 pub(crate) struct Damage {
     met: Mutex<Vec<Met>>,
@@ -75,7 +73,6 @@ impl Damage {
         self.healed_lines.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
     pub fn counts(&self) -> DamageCounts {
         DamageCounts {
             failed_calls: self.failed_calls.load(Ordering::Relaxed),
@@ -90,7 +87,7 @@ impl Inner {
     /// of it. Any error but [`Error::BadLine`] comes back as it is.
     pub fn wait_for_whole(&self, error: Error, patience_ms: u64) -> Result<Error> {
         let Error::BadLine { region: name, index, .. } = error else { return Err(error) };
-        let Some(region) = Region::named(name) else { return Err(error) };
+        let Some(region) = Region::of_name(name) else { return Err(error) };
         if !self.damage.is_given_up(region, index, self.platform.now_ns(), patience_ms * 1_000_000) {
             return Ok(error);
         }

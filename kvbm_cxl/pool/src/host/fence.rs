@@ -58,7 +58,6 @@ pub(crate) fn standings(lines: &Lines) -> Result<Vec<FenceStatus>> {
 }
 
 impl Inner {
-    /// The incarnation up to which any seat fences `slot`.
     pub fn fenced_up_to(&self, slot: u32) -> Result<u32> {
         // On the path of every publish, so nothing here is on the heap.
         let (rows, place) = rows(&self.lines, slot);
@@ -147,7 +146,6 @@ impl Inner {
         Err(Error::Fenced { slot: self.slot() as u16, incarnation })
     }
 
-    /// Up to which incarnation this host's slot is fenced.
     pub fn own_fence(&self) -> Result<u32> {
         let slot = self.slot();
         if !mutant!("fence_row_of_granter_only") {

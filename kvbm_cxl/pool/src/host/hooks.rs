@@ -83,7 +83,6 @@ pub(super) fn flush_residue(hooks: &[Hooks], lines: &Lines, above: &LocalMemory,
 }
 
 impl Inner {
-    /// Flushes the residue of what `slot` did.
     pub(super) fn flush_residue(&self, slot: u16, of: Work<'_>) -> Result<()> {
         flush_residue(self.hooks, &self.lines, &self.segment.behind(), slot, of)
     }

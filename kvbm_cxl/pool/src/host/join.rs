@@ -357,7 +357,6 @@ impl Inner {
         Ok(seat::newest(self)?.is_none_or(|newest| newest.epoch <= binding.tag))
     }
 
-    /// Publishes the lines of a slot that is now ours.
     fn open_slot(&self, slot: u32, binding: &Binding, fresh: bool) -> Result<()> {
         if binding.incarnation >= MAX_NUMBER {
             return Err(Error::Full { what: "incarnations of this slot", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
@@ -365,7 +364,7 @@ impl Inner {
         point!("join.accepted");
         let header = self.segment.header();
         if fresh {
-            self.bring_out_unremembered(slot)?;
+            self.flush_unremembered(slot)?;
         }
         header.slot.store(slot, Ordering::Release);
         header.incarnation.store(binding.incarnation, Ordering::Release);
@@ -411,7 +410,7 @@ impl Inner {
 
     /// This machine was in the slot before, and its segment does not know of it: a container that came back with another state directory.
     /// Then start_over knew nothing of what is left in the caches.
-    fn bring_out_unremembered(&self, slot: u32) -> Result<()> {
+    fn flush_unremembered(&self, slot: u32) -> Result<()> {
         let header = self.segment.header();
         let Some(before) = if_whole(self.lines.fetch::<Identity>(slot.into()))? else { return Ok(()) };
         let remembered = (header.slot.load(Ordering::Acquire), header.incarnation.load(Ordering::Acquire));
@@ -419,7 +418,6 @@ impl Inner {
         if is_own && remembered != (slot, before.incarnation) { self.flush_all_residue(slot as u16) } else { Ok(()) }
     }
 
-    /// Publishes the identity line from the segment.
     pub(super) fn publish_identity(&self, state: u32, acknowledged: u32) -> Result<()> {
         let header = self.segment.header();
         let identity = Identity {

@@ -17,12 +17,10 @@ const SPINS: u32 = 64;
 /// Polls between two looks at the owner.
 const SPINS_PER_CHECK: u32 = 32;
 
-/// A mutex in shared local memory. Zero is free.
 #[repr(transparent)]
 #[derive(Default)]
 pub(crate) struct LocalMutex(AtomicU32);
 
-/// How the mutex was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     /// Its last owner gave it back.
@@ -99,7 +97,6 @@ impl LocalMutex {
         self.0.compare_exchange(word, asker.tag | (word & WAITERS), Ordering::Acquire, Ordering::Relaxed).ok().map(|_| taken)
     }
 
-    /// Whether any thread, dead or alive, has it.
     pub fn is_locked(&self) -> bool {
         self.0.load(Ordering::Acquire) & !WAITERS != 0
     }
@@ -109,7 +106,6 @@ impl LocalMutex {
         self.0.store(0, Ordering::Release);
     }
 
-    /// Gives the mutex back and wakes a waiter.
     pub fn unlock(&self, platform: &dyn Platform) {
         if self.0.swap(0, Ordering::Release) & WAITERS != 0 {
             // The woken one sets the bit again if it has to park once more; the others time out of their park and look.

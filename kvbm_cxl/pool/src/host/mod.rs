@@ -44,7 +44,6 @@ pub struct Host {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What the clones of a [`Host`] share.
 pub(crate) struct Inner {
     pub lines: Lines,
     pub platform: Arc<dyn Platform>,
@@ -115,6 +114,10 @@ impl Host {
     /// The pool's metadata lines.
     pub fn lines(&self) -> &Lines {
         &self.inner.lines
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        self.inner.lines.layout().geometry()
     }
 
     /// The machine below.

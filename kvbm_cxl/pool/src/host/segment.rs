@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 /// Version of this structure: processes of different builds must not share a segment that they lay out differently.
 const VERSION: u32 = 6;
 
-/// States of the membership.
 pub(crate) mod state {
     /// No incarnation runs.
     pub const NONE: u32 = 0;
@@ -50,7 +49,6 @@ pub(crate) mod flag {
     pub const PUBLISHED: u32 = WANT | CLEAN | DIRTY;
 }
 
-/// The membership itself.
 #[repr(C)]
 pub(crate) struct Header {
     pub version: AtomicU32,
@@ -61,7 +59,6 @@ pub(crate) struct Header {
     pub manager_seat: AtomicU32,
     /// The manager seat that this session claimed, plus 1; 0 = none.
     pub seat: AtomicU32,
-    /// Sessions that the seat was given to, this one included.
     pub seat_generation: AtomicU32,
     /// Random number of this session: the time between two moments at which no process of this machine was joined.
     pub session: [AtomicU64; 2],
@@ -103,7 +100,6 @@ pub(crate) struct Upkeep {
     pub idle_looked_at_ns: AtomicU64,
 }
 
-/// One attached process.
 #[repr(C, align(64))]
 pub(crate) struct ProcessEntry {
     /// Process id; 0 = free.
@@ -121,25 +117,20 @@ pub(crate) struct ProcessEntry {
 pub(crate) struct LocalLock {
     pub mutex: LocalMutex,
     pub flags: AtomicU32,
-    /// Request number last published.
     pub number: AtomicU32,
-    /// Grant number accepted.
     pub grant: AtomicU32,
     /// Rises with every use; written by the mutex's owner alone.
     pub uses: AtomicU32,
-    /// `uses` when the service last saw it change, and when that was.
     pub seen_uses: AtomicU32,
     pub seen_at_ns: AtomicU64,
 }
 
 impl LocalLock {
-    /// Counts a use of the grant. For the owner of the mutex.
     pub fn note_use(&self) {
         self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
-/// One request line in the local tier.
 #[repr(C)]
 pub(crate) struct LocalRequestLine {
     pub mutex: LocalMutex,
@@ -148,7 +139,6 @@ pub(crate) struct LocalRequestLine {
     pub held: AtomicU16,
 }
 
-/// The segment, as mapped by this process.
 pub(crate) struct Segment {
     memory: LocalMemory,
     locks: usize,
@@ -316,7 +306,7 @@ impl Segment {
     }
 
     /// Tags of attached processes that no longer exist. The caller holds the service mutex.
-    pub fn gone(&self, is_alive: impl Fn(ProcessId) -> bool) -> Vec<u32> {
+    pub fn dead_tags(&self, is_alive: impl Fn(ProcessId) -> bool) -> Vec<u32> {
         let processes = self.header().processes.iter().enumerate();
         let gone = processes.filter(|(_, entry)| {
             let process = ProcessId { pid: entry.pid.load(Ordering::Acquire), start: entry.start.load(Ordering::Acquire) };

@@ -106,7 +106,7 @@ impl Inner {
         if has_said_so || super::join::superblock_lines(&self.lines)?.iter().any(|line| *line != Line::ZERO) {
             return Ok(());
         }
-        let gone = self.segment.gone(|process| self.platform.is_alive(process));
+        let gone = self.segment.dead_tags(|process| self.platform.is_alive(process));
         self.segment.forget(&gone);
         if self.segment.operations() > 0 && !mutant!("evict.left_at_work") {
             header.upkeep.heartbeat.fetch_add(1, Ordering::Relaxed);
@@ -248,7 +248,6 @@ impl Inner {
         Ok(busy)
     }
 
-    /// Locks that this host holds.
     pub(crate) fn held_locks(&self) -> impl Iterator<Item = u32> + '_ {
         self.segment.request_lines().iter().enumerate().flat_map(|(line, local)| {
             let held = local.held.load(Ordering::Acquire);
@@ -298,7 +297,7 @@ impl Inner {
     /// Forgets processes of this host that no longer exist, and tells how many those were. From here on their work counts as ended, so
     /// what they left in this machine's caches comes out before.
     fn reap(&self) -> Result<usize> {
-        let gone = self.segment.gone(|process| self.platform.is_alive(process));
+        let gone = self.segment.dead_tags(|process| self.platform.is_alive(process));
         if !gone.is_empty() {
             let is_gone = |tag| gone.contains(&tag) || self.segment.process_of(tag).is_none();
             self.flush_residue(self.slot() as u16, Work::Processes(&is_gone))?;
@@ -362,7 +361,6 @@ impl Inner {
         }
     }
 
-    /// Publishes summary line `line` of this host from the segment.
     pub(crate) fn publish_summary(&self, line: u64) -> Result<()> {
         let header = self.segment.header();
         self.with_mutex(&header.upkeep.summary, || {

@@ -21,7 +21,6 @@ pub fn machine_id() -> Result<MachineId> {
     machine_id_in(&base_from_env()?)
 }
 
-/// As [`machine_id`], with the state directories below `base`.
 pub(super) fn machine_id_in(base: &Path) -> Result<MachineId> {
     if let Some(text) = std::env::var_os(ENV_MACHINE_ID) {
         return parse(&text.to_string_lossy());
@@ -29,7 +28,6 @@ pub(super) fn machine_id_in(base: &Path) -> Result<MachineId> {
     derive(base, Path::new("/etc/machine-id"))
 }
 
-/// The identity that the operator wrote.
 fn parse(text: &str) -> Result<MachineId> {
     let text = text.trim();
     if text.is_empty() {
@@ -49,12 +47,12 @@ fn derive(base: &Path, system: &Path) -> Result<MachineId> {
     let system_text = read_text(system)?.filter(|text| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()));
     match system_text {
         Some(text) => Ok(digest(&[b"cxl-pool system", text.as_bytes(), base_text])),
-        None => Ok(digest(&[b"cxl-pool generated", generated(base)?.as_bytes(), base_text])),
+        None => Ok(digest(&[b"cxl-pool generated", generate(base)?.as_bytes(), base_text])),
     }
 }
 
 /// The text kept in the state directory, made when there is none.
-fn generated(base: &Path) -> Result<String> {
+fn generate(base: &Path) -> Result<String> {
     let path = base.join("machine-id");
     let failed = |doing: &'static str| move |source| Error::Os { what: format!("{doing} a machine id in the state directory"), source };
     super::state::make_directory(base)?;

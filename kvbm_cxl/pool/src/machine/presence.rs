@@ -18,8 +18,7 @@ use std::path::{Path, PathBuf};
 /// First byte that stands for a machine: no file and no device is as long.
 const FIRST_BYTE: u64 = 1 << 62;
 
-/// The file on which this kernel is asked.
-pub(super) struct Presence {
+pub(super) struct KernelMarks {
     /// This process's own path to the inode, whatever became of its name.
     path: PathBuf,
     /// Keeps `path` valid.
@@ -29,17 +28,17 @@ pub(super) struct Presence {
     witness: u64,
 }
 
-impl Presence {
+impl KernelMarks {
     /// Over an open file, at `offset_bytes` of which the pool begins.
-    pub fn over(file: File, offset_bytes: u64) -> Result<Presence> {
+    pub fn over(file: File, offset_bytes: u64) -> Result<KernelMarks> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let found = file.metadata().map_err(|source| failed("looking at", &path, source))?;
+        let found = file.metadata().map_err(|source| presence_error("looking at", &path, source))?;
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
-        let boot_id = std::fs::read_to_string(boot).map_err(|source| failed("reading", boot, source))?;
+        let boot_id = std::fs::read_to_string(boot).map_err(|source| presence_error("reading", boot, source))?;
         let place = [found.dev().to_le_bytes(), found.ino().to_le_bytes()].concat();
         let digest = digest(&[b"cxl-pool witness", boot_id.trim().as_bytes(), &place]).0;
         let witness = digest.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
-        Ok(Presence { path, _file: file, offset_bytes, witness })
+        Ok(KernelMarks { path, _file: file, offset_bytes, witness })
     }
 
     /// The kernel and the inode, as one number.
@@ -55,26 +54,26 @@ impl Presence {
         // Alone, then shared: the kernel turns one lock of a description into the other without letting go of it.
         let kinds = if alone { &[libc::F_WRLCK, libc::F_RDLCK][..] } else { &[libc::F_RDLCK] };
         for &kind in kinds {
-            if !set(&mark.file, kind, byte).map_err(|source| failed("marking this process on", &self.path, source))? {
+            if !set(&mark.file, kind, byte).map_err(|source| presence_error("marking this process on", &self.path, source))? {
                 return Ok(None);
             }
         }
         // Asked when our own mark stands, so that from the other's mark to ours there is no moment without one.
-        let has_others = is_held(&mark.file, byte).map_err(|source| failed("asking for marks on", &self.path, source))?;
+        let has_others = is_held(&mark.file, byte).map_err(|source| presence_error("asking for marks on", &self.path, source))?;
         Ok(Some((Box::new(mark), has_others)))
     }
 
     /// Whether any process is marked as `machine`'s, this one included.
     pub fn is_marked(&self, machine: MachineId) -> Result<bool> {
         // Through a description of its own: the kernel does not tell a description about its own locks.
-        is_held(&self.open()?, self.byte_of(machine)).map_err(|source| failed("asking for marks on", &self.path, source))
+        is_held(&self.open()?, self.byte_of(machine)).map_err(|source| presence_error("asking for marks on", &self.path, source))
     }
 
     /// Takes the lock of this kernel's place among those that claim a seat; `None` when it is held.
     pub fn lock_place(&self) -> Result<Option<MachineLockGuard>> {
         let byte = byte_for(b"cxl-pool place", &[], self.offset_bytes);
         let lock = Mark { file: self.open()?, byte, pid: std::process::id() };
-        let is_taken = set(&lock.file, libc::F_WRLCK, byte).map_err(|source| failed("locking", &self.path, source))?;
+        let is_taken = set(&lock.file, libc::F_WRLCK, byte).map_err(|source| presence_error("locking", &self.path, source))?;
         Ok(is_taken.then(|| Box::new(lock) as MachineLockGuard))
     }
 
@@ -83,7 +82,7 @@ impl Presence {
     }
 
     fn open(&self) -> Result<File> {
-        OpenOptions::new().read(true).write(true).open(&self.path).map_err(|source| failed("opening", &self.path, source))
+        OpenOptions::new().read(true).write(true).open(&self.path).map_err(|source| presence_error("opening", &self.path, source))
     }
 }
 
@@ -158,7 +157,7 @@ impl Drop for Mark {
     }
 }
 
-fn failed(doing: &str, path: &Path, source: std::io::Error) -> Error {
+fn presence_error(doing: &str, path: &Path, source: std::io::Error) -> Error {
     Error::Os { what: format!("{doing} {}", path.display()), source }
 }
 

@@ -4,7 +4,7 @@
 use super::random_bytes;
 use crate::coherence::{FaultMap, LocalGuard};
 use crate::device::{flock, trust};
-use crate::error::{Error, Result, shown};
+use crate::error::{Error, Result, display_path};
 use crate::platform::{LocalMemory, MachineId, MachineLock, MachineLockGuard};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
@@ -45,7 +45,7 @@ pub(super) fn base_from_env() -> Result<PathBuf> {
 /// Makes a directory that is this user's alone; one that is there already has to be just that, for root as for any user: its owner could
 /// put other lock files and another segment there, and this machine would write as a host that it is not.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    let refused = |reason| Error::Invalid(format!("the state directory {}: {reason}; or set {ENV_STATE_DIR}", shown(path)));
+    let refused = |reason| Error::Invalid(format!("the state directory {}: {reason}; or set {ENV_STATE_DIR}", display_path(path)));
     trust::check_way(path).map_err(refused)?;
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| os("making the state directory", path, source))?;
     trust::check_directory(path).map_err(refused)
@@ -82,7 +82,7 @@ impl State {
             "{} was removed, replaced or truncated under this host, so that the next process of this machine would be a second host with \
              its \
              identity: end this machine's processes of the pool and start them again; keep the state directory while the pool is in use",
-            shown(&path)
+            display_path(&path)
         )))
     }
 
@@ -145,7 +145,7 @@ impl State {
                 Err(source) if source.kind() != ErrorKind::WouldBlock => return Err(os("locking", &path, source)),
                 Err(_) if Instant::now() >= deadline => {
                     return Err(Error::Timeout {
-                        what: format!("another process to prepare {}", shown(&path)),
+                        what: format!("another process to prepare {}", display_path(&path)),
                         timeout_ms: self.prepare_timeout_ms,
                     });
                 }
@@ -160,12 +160,13 @@ impl State {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing; the file has `len_bytes` bytes.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
-            return Err(Error::last_os(format!("mapping {}", shown(path))));
+            return Err(Error::last_os(format!("mapping {}", display_path(path))));
         }
-        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| Error::Invalid(format!("{} was mapped at address 0", shown(path))))?;
+        let start =
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| Error::Invalid(format!("{} was mapped at address 0", display_path(path))))?;
         let mut local = Local { start, len_bytes, guard: None, _lock: Held { file, pid: std::process::id() } };
         if let Some(faults) = &self.guarded {
-            local.guard = Some(faults.guard_local(start, len_bytes, shown(path))?);
+            local.guard = Some(faults.guard_local(start, len_bytes, display_path(path))?);
         }
         // A second mapping of the same process is of the same file, or `check_in_place` had refused it.
         let _ = self.mapped.set((found.dev(), found.ino(), len_bytes as u64));
@@ -201,14 +202,14 @@ impl State {
             return Err(Error::Invalid(format!(
                 "{} has {found} bytes, this program needs {len_bytes}: it was truncated, or another version of this program is running on \
                  this pool; end this machine's processes of the pool and start them again",
-                shown(path)
+                display_path(path)
             )));
         }
         if read_note(&self.namespace_path())? != namespace {
             return Err(Error::Invalid(format!(
                 "processes of another PID namespace use {}: share the PID namespace with them, or set CXL_MACHINE_ID and \
                  {ENV_STATE_DIR} to be a host of its own",
-                shown(&self.directory)
+                display_path(&self.directory)
             )));
         }
         Ok(())
@@ -268,7 +269,7 @@ fn reserve(file: &File, path: &Path, len_bytes: usize) -> Result<()> {
     Err(Error::Invalid(format!(
         "the memory that this machine's processes share takes {len_bytes} bytes in {}, and its file system has no room for it ({source}): \
          free some, enlarge it (docker run --shm-size, a larger emptyDir), or set {ENV_STATE_DIR} to another local file system",
-        shown(path)
+        display_path(path)
     )))
 }
 
@@ -286,7 +287,7 @@ fn open_kept(path: &Path) -> Result<File> {
         .map_err(|source| os("opening", path, source))?;
     let found = file.metadata().map_err(|source| os("looking at", path, source))?;
     let checked = if found.is_file() { trust::check_own(&found) } else { Err("it is not a file".into()) };
-    checked.map_err(|reason| Error::Invalid(format!("{}: {reason}", shown(path))))?;
+    checked.map_err(|reason| Error::Invalid(format!("{}: {reason}", display_path(path))))?;
     Ok(file)
 }
 
@@ -295,7 +296,10 @@ fn check_in_place(file: &File, path: &Path) -> Result<()> {
     let held = file.metadata().map_err(|source| os("looking at", path, source))?;
     match std::fs::symlink_metadata(path) {
         Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(()),
-        _ => Err(Error::Invalid(format!("{} was removed or replaced: keep the state directory while the pool is in use", shown(path)))),
+        _ => Err(Error::Invalid(format!(
+            "{} was removed or replaced: keep the state directory while the pool is in use",
+            display_path(path)
+        ))),
     }
 }
 
@@ -317,7 +321,7 @@ fn read_note(path: &Path) -> Result<String> {
 }
 
 fn os(doing: &str, path: &Path, source: std::io::Error) -> Error {
-    Error::Os { what: format!("{doing} {}", shown(path)), source }
+    Error::Os { what: format!("{doing} {}", display_path(path)), source }
 }
 
 #[cfg(test)]
@@ -328,7 +332,6 @@ impl State {
         self
     }
 
-    /// Pretends that the memory's users live in another PID namespace.
     pub(super) fn pretend_namespace(&self, name: &str) {
         std::fs::write(self.namespace_path(), name).unwrap();
     }

@@ -365,7 +365,6 @@ impl Layout {
         }
     }
 
-    /// Offsets of cells and chunks behind what ends at `end`.
     fn behind(geometry: &Geometry, end: u64) -> (u64, u64) {
         let align = geometry.chunk_bytes.min(DEVICE_HEADER_BYTES);
         let cells_offset = end.next_multiple_of(align);

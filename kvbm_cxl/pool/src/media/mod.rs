@@ -145,7 +145,7 @@ impl Region {
     }
 
     /// The region of that name.
-    pub fn named(name: &str) -> Option<Region> {
+    pub fn of_name(name: &str) -> Option<Region> {
         Region::ALL.into_iter().find(|region| region.name() == name)
     }
 

@@ -45,7 +45,6 @@ pub enum CoherenceMode {
     Hardware = 2,
 }
 
-/// A region's place as it was written.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 struct RegionEntry {
@@ -55,7 +54,6 @@ struct RegionEntry {
     lines: u64,
 }
 
-/// A cell class as it was written.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 struct CellEntry {
@@ -63,7 +61,6 @@ struct CellEntry {
     chunks: u64,
 }
 
-/// A device as it was written.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 struct DeviceEntry {
@@ -72,7 +69,6 @@ struct DeviceEntry {
     name: [u8; NAME_BYTES],
 }
 
-/// The superblock as it lies on the device.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 struct Raw {
@@ -436,7 +432,6 @@ fn check_tables(raw: &Raw, stripes: &Stripes) -> std::result::Result<(), String>
     }
 }
 
-/// Fills the region table and returns the number of entries.
 fn region_entries(layout: &Layout, table: &mut [RegionEntry; REGION_ENTRIES]) -> u32 {
     for (entry, span) in table.iter_mut().zip(layout.spans()) {
         *entry = RegionEntry { region: span.region as u32, reserved: 0, offset: span.offset, lines: span.lines };

@@ -102,11 +102,11 @@ stats! {
     CopiedByDsa = 19, "copied_by_dsa_bytes", Counter, "Bytes copied by the data streaming accelerator.",
         |m| m.copy_bytes_total.of(Engine::Dsa).get();
     CopiedByCuda = 20, "copied_by_cuda_bytes", Counter, "Bytes copied by the GPU.", |m| m.copy_bytes_total.of(Engine::Cuda).get();
-    MissesAbsent = 21, "misses_absent", Counter, "Misses because nothing names the key.", |m| missed(m, &[MissReason::Absent]);
+    MissesAbsent = 21, "misses_absent", Counter, "Misses because nothing names the key.", |m| count_misses(m, &[MissReason::Absent]);
     MissesFenced = 22, "misses_fenced", Counter, "Misses because a host is fenced.",
-        |m| missed(m, &[MissReason::FencedOwner, MissReason::FencedDuring, MissReason::HostFenced]);
+        |m| count_misses(m, &[MissReason::FencedOwner, MissReason::FencedDuring, MissReason::HostFenced]);
     MissesDamaged = 23, "misses_damaged", Counter, "Misses because a line, a checksum or the memory is bad: look at the devices.",
-        |m| missed(m, &[MissReason::BadLine, MissReason::Checksum, MissReason::Device]);
+        |m| count_misses(m, &[MissReason::BadLine, MissReason::Checksum, MissReason::Device]);
     NixlPosted = 24, "nixl_posted", Counter, "Transfers that NIXL agents posted.";
     NixlReads = 25, "nixl_reads", Counter, "READ transfers that completed.";
     NixlWrites = 26, "nixl_writes", Counter, "WRITE transfers that completed.";
@@ -147,7 +147,7 @@ fn positive(value: i64) -> u64 {
     value.max(0) as u64
 }
 
-fn missed(metrics: &Metrics, reasons: &[MissReason]) -> u64 {
+fn count_misses(metrics: &Metrics, reasons: &[MissReason]) -> u64 {
     reasons.iter().map(|reason| metrics.misses_total.of(*reason).get()).sum()
 }
 
@@ -172,7 +172,6 @@ pub struct HostStats {
     pub incarnation: u32,
     /// Lines of this slot that do not verify or cannot be read; their counters are zero here.
     pub damaged_lines: usize,
-    /// Places that the pool has lines for.
     places: usize,
     values: [u64; STATS],
 }

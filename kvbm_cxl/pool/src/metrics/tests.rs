@@ -4,7 +4,6 @@ mod strict;
 use super::*;
 use std::collections::BTreeSet;
 use std::thread;
-use std::time::Duration;
 use strict::parse;
 
 fn text_of(metrics: &Metrics) -> String {
@@ -79,8 +78,8 @@ fn what_is_rendered_reads_back() {
 
     metrics.publish_total.add(3);
     metrics.pins.add(-2);
-    metrics.lock_wait_seconds.observe_time(Duration::from_micros(1));
-    metrics.lock_wait_seconds.observe_time(Duration::from_millis(1500));
+    metrics.lock_wait_seconds.observe(1_000);
+    metrics.lock_wait_seconds.observe(1_500_000_000);
     metrics.copy_seconds.of(Engine::Dsa).observe(300);
     // Every value of every label has a count of its own.
     MissReason::ALL.iter().for_each(|reason| metrics.misses_total.of(*reason).add(100 + reason.index() as u64));

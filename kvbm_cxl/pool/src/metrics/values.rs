@@ -6,7 +6,6 @@ use super::text::{Exposition, Kind, Seconds};
 use std::fmt::Display;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Something that is counted, as one or several samples of one name.
 pub trait Metric {
@@ -150,13 +149,6 @@ impl<S: Scale> Histogram<S> {
     /// Their sum.
     pub fn sum(&self) -> u64 {
         self.sum.load(Ordering::Acquire)
-    }
-}
-
-impl Histogram<Time> {
-    /// Counts a time in.
-    pub fn observe_time(&self, time: Duration) {
-        self.observe(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 }
 

@@ -16,7 +16,6 @@ const EVICT_TIMEOUT_MS: u64 = 60_000;
 /// Between two looks at their heartbeats.
 const STEP: Duration = Duration::from_millis(10);
 
-/// The pools that a format overwrites.
 #[derive(Default)]
 pub(super) struct Before {
     pools: Vec<Former>,
@@ -24,7 +23,6 @@ pub(super) struct Before {
     has_unseen: bool,
 }
 
-/// One whose hosts can be watched.
 struct Former {
     hosts: FormerHosts,
     begun: Instant,

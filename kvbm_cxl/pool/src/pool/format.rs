@@ -159,7 +159,6 @@ pub(super) fn metadata_part(device: Device, part: &DevicePart, metadata_bytes: u
     device.part(part.offset_bytes, Some(metadata_bytes))
 }
 
-/// The arrangement of a new pool.
 fn stripes_for(payload: &[Device], metadata_bytes: u64, options: &FormatOptions) -> Result<Stripes> {
     let sizes: Vec<u64> = payload.iter().map(|device| device.info().len_bytes).collect();
     let within = || Stripes::stripe_behind(metadata_bytes, &sizes, DEFAULT_STRIPE_BYTES, mapping_limit());
@@ -176,7 +175,6 @@ fn stripes_for(payload: &[Device], metadata_bytes: u64, options: &FormatOptions)
 pub(super) struct Made(Vec<PathBuf>);
 
 impl Made {
-    /// The format succeeded.
     pub fn keep(mut self) {
         self.0.clear();
     }

@@ -94,12 +94,10 @@ impl Doors {
         }
     }
 
-    /// Host slots.
     pub fn slots(&self) -> u64 {
         self.slots
     }
 
-    /// Number of the door of a process.
     pub fn number(&self, slot: u16, process: usize) -> Result<u64> {
         if u64::from(slot) >= self.slots || process >= MAX_PROCESSES {
             return Err(Error::Invalid(format!("process {process} of host slot {slot} has no door")));
@@ -107,7 +105,6 @@ impl Doors {
         Ok(u64::from(slot) * MAX_PROCESSES as u64 + process as u64)
     }
 
-    /// The host slot of a door.
     pub fn slot_of(number: u64) -> u64 {
         number / MAX_PROCESSES as u64
     }
@@ -126,12 +123,10 @@ impl Doors {
         self.offset + place * LINE_BYTES as u64
     }
 
-    /// Pool offset of a door.
     pub fn door_at(&self, number: u64) -> u64 {
         self.at(self.place(number))
     }
 
-    /// Pool offset of a host's bell.
     pub fn bell_at(&self, slot: u64) -> u64 {
         self.at(1 + slot)
     }

@@ -11,7 +11,6 @@ pub const SLOT_BYTES: usize = 48;
 /// Lines of a half before its slots: the control line and the progress line.
 pub const HEAD_LINES: u64 = 2;
 
-/// Asserts size and offsets of a line structure and gives it its kind.
 macro_rules! block_line {
     ($name:ident = $kind:literal { $($field:ident @ $offset:literal),* $(,)? }, $check:expr) => {
         const _: () = {
@@ -28,13 +27,11 @@ macro_rules! block_line {
     };
 }
 
-/// One of several lines of a message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RingSlot {
     /// CRC32C of the line, continued from the connection's seal and the whole number of the line in its ring.
     pub crc: u32,
-    /// Low half of that number.
     pub sequence: u32,
     /// Low half of the connection's nonce.
     pub connection: u32,
@@ -42,7 +39,6 @@ pub struct RingSlot {
     pub rest_bytes: u16,
     /// [`RingSlot::FIRST`], [`RingSlot::MORE`] or [`RingSlot::END`].
     pub kind: u16,
-    /// Content.
     pub payload: [u8; SLOT_BYTES],
 }
 block_line!(
@@ -67,13 +63,10 @@ pub struct Control {
     pub crc: u32,
     /// [`Control::OPEN`] or [`Control::CLOSED`].
     pub state: u32,
-    /// The connection.
     pub nonce: u64,
-    /// Slots of the half's ring.
     pub slots: u64,
     /// Lines sent in all, once closed.
     pub end: u64,
-    /// Zero.
     pub reserved: [u64; 4],
 }
 block_line!(
@@ -94,11 +87,8 @@ impl Control {
 pub struct Progress {
     /// CRC32C of the line.
     pub crc: u32,
-    /// Zero.
     pub reserved0: u32,
-    /// Lines read.
     pub read: u64,
-    /// Zero.
     pub reserved: [u64; 6],
 }
 block_line!(Progress = 3 { crc @ 0, reserved0 @ 4, read @ 8, reserved @ 16 }, |_| Ok(()));
@@ -113,11 +103,8 @@ pub struct DoorsHead {
     pub version: u32,
     /// Made at random with the block; part of the seal of all its lines.
     pub nonce: u64,
-    /// Host slots.
     pub slots: u32,
-    /// Processes per slot.
     pub processes: u32,
-    /// Zero.
     pub reserved: [u64; 5],
 }
 block_line!(DoorsHead = 4 { crc @ 0, version @ 4, nonce @ 8, slots @ 16, processes @ 20, reserved @ 24 }, |_| Ok(()));
@@ -133,11 +120,9 @@ impl DoorsHead {
 pub struct Bell {
     /// CRC32C of the line.
     pub crc: u32,
-    /// Zero.
     pub reserved0: u32,
     /// Another number every time.
     pub ring: u64,
-    /// Zero.
     pub reserved: [u64; 6],
 }
 block_line!(Bell = 5 { crc @ 0, reserved0 @ 4, ring @ 8, reserved @ 16 }, |_| Ok(()));
@@ -150,23 +135,16 @@ pub struct Door {
     pub crc: u32,
     /// Rises while the process lives.
     pub beat: u32,
-    /// Made at random when the process took the door.
     pub instance: u64,
-    /// Incarnation of its host.
     pub incarnation: u32,
     /// Process id, for the processes of its own machine.
     pub pid: u32,
-    /// Start time of the process.
     pub start: u32,
-    /// Slots of the half that it offers.
     pub slots: u32,
     /// Listener that it wants; 0 = none.
     pub listener: u64,
-    /// The connection that it wants.
     pub nonce: u64,
-    /// Pool offset of the half that it offers.
     pub half: u64,
-    /// Zero.
     pub reserved: u64,
 }
 block_line!(
@@ -183,17 +161,12 @@ block_line!(
 pub struct Listening {
     /// CRC32C of the line.
     pub crc: u32,
-    /// Number of its process's door.
     pub door: u32,
-    /// Made at random with the listener.
     pub nonce: u64,
-    /// As in the door.
     pub instance: u64,
-    /// The doors that it looks at.
     pub doors: u64,
     /// Bytes of `name` that count.
     pub name_len: u32,
-    /// Zero.
     pub reserved: u32,
     /// Its name: an object that was left behind may be bound to memory that another listener has by now.
     pub name: [u8; MAX_OBJECT_NAME_BYTES],
@@ -206,7 +179,7 @@ block_line!(
 /// A later line of a listener's block, one for each door: the connection last accepted from there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Answer {
+pub struct ConnectAnswer {
     /// CRC32C of the line.
     pub crc: u32,
     /// Zero.
@@ -220,4 +193,4 @@ pub struct Answer {
     /// Zero.
     pub reserved: [u64; 4],
 }
-block_line!(Answer = 8 { crc @ 0, reserved0 @ 4, nonce @ 8, half @ 16, slots @ 24, reserved @ 32 }, |_| Ok(()));
+block_line!(ConnectAnswer = 8 { crc @ 0, reserved0 @ 4, nonce @ 8, half @ 16, slots @ 24, reserved @ 32 }, |_| Ok(()));

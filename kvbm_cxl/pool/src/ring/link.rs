@@ -16,7 +16,6 @@ const SEAL: u64 = 0x6861;
 /// Index of the two lines before the slots in their seals.
 const HEAD: u64 = 0;
 
-/// Which end of a connection a half belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Who asked for the connection.
@@ -53,17 +52,14 @@ impl Half {
         Half { offset, slots, seal, connection: nonce as u32 }
     }
 
-    /// Slots of its ring.
     pub fn slots(&self) -> u64 {
         self.slots
     }
 
-    /// Pool offset of a slot.
     pub fn slot_at(&self, slot: u64) -> u64 {
         self.offset + (HEAD_LINES + slot) * LINE_BYTES as u64
     }
 
-    /// Pool offset of the progress line.
     pub fn progress_at(&self) -> u64 {
         self.offset + LINE_BYTES as u64
     }
@@ -79,7 +75,6 @@ impl Half {
         Ok(line.map(|line: Progress| line.read))
     }
 
-    /// Publishes how far its owner has read.
     pub fn publish_progress(&self, lines: &Lines, read: u64) -> Result<()> {
         lines.publish_in(self.seal, HEAD, self.progress_at(), Progress { read, ..Progress::default() })
     }
@@ -90,7 +85,6 @@ pub struct Own {
     rings: Rings,
     nonce: u64,
     half: Half,
-    /// Lines sent so far.
     sent: AtomicU64,
 }
 
@@ -117,7 +111,6 @@ impl Own {
         self.half.offset
     }
 
-    /// Its slots.
     pub fn slots(&self) -> u64 {
         self.half.slots
     }
@@ -164,7 +157,6 @@ impl Drop for Own {
     }
 }
 
-/// A connection, as its two directions share it.
 pub struct Link {
     own: Own,
     other: Half,
@@ -172,32 +164,26 @@ pub struct Link {
 }
 
 impl Link {
-    /// The rings of this process.
     pub fn rings(&self) -> &Rings {
         &self.own.rings
     }
 
-    /// The pool's lines.
     pub fn lines(&self) -> &Lines {
         self.own.rings.lines()
     }
 
-    /// This end's half.
     pub fn own(&self) -> &Half {
         &self.own.half
     }
 
-    /// The other end's half.
     pub fn other(&self) -> &Half {
         &self.other
     }
 
-    /// The other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Remembers how many lines were sent.
     pub fn set_sent(&self, sent: u64) {
         self.own.sent.store(sent, Ordering::Release);
     }

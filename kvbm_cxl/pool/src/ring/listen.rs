@@ -4,7 +4,7 @@
 //! Who connects puts its half and the connection's nonce into its door and rings the bell of its host. The listener finds that, makes a
 //! half of its own, and puts it into the line of its block that belongs to that door. Each writes only its own lines.
 
-use super::lines::{Answer, Door, Listening};
+use super::lines::{ConnectAnswer, Door, Listening};
 use super::link::{Own, Side};
 use super::peer::{Peer, PeerWatch};
 use super::{Connection, Rings, check_place, deadline_ns, hold, wait_until};
@@ -26,7 +26,7 @@ const NAME_NS: u64 = 1_000_000_000;
 const TOGETHER: usize = 16;
 const _: () = assert!(MAX_PROCESSES.is_multiple_of(TOGETHER));
 
-fn quoted(name: &[u8]) -> String {
+fn quote(name: &[u8]) -> String {
     format!("listener {:?}", String::from_utf8_lossy(name))
 }
 
@@ -34,7 +34,6 @@ fn too_long() -> Error {
     Error::Invalid(format!("the name of a listener has at most {MAX_OBJECT_NAME_BYTES} bytes"))
 }
 
-/// A listener as others find it.
 struct FoundListener {
     /// Pool offset of its block.
     offset: u64,
@@ -42,7 +41,6 @@ struct FoundListener {
     peer: Peer,
 }
 
-/// What a bound name says of its listener.
 enum Judged {
     /// It was there when its process was last seen.
     Listens(FoundListener),
@@ -75,7 +73,6 @@ pub struct Listener {
     seal: Seal,
     /// The connection last taken from each door.
     taken: Vec<u64>,
-    /// What each host's bell said, and whether its doors are to be looked at.
     bells: Vec<(u64, bool)>,
     /// The host whose doors are looked at next, bell or not, and when.
     scan: usize,
@@ -170,7 +167,7 @@ impl Rings {
         });
         match taken? {
             Some(true) => Ok(()),
-            _ => Err(Error::Exists(quoted(name))),
+            _ => Err(Error::Exists(quote(name))),
         }
     }
 
@@ -193,7 +190,6 @@ impl Rings {
         Ok(gone)
     }
 
-    /// Whether an object is the name of a listener that is gone for certain.
     fn is_left(&self, object: &Object) -> bool {
         match self.judge(object) {
             Ok(Judged::Left(_)) => true,
@@ -202,13 +198,12 @@ impl Rings {
         }
     }
 
-    /// The listener of a name.
     fn find(&self, name: &[u8], timeout_ms: u64) -> Result<FoundListener> {
         let object = match self.shared.objects.get(name, timeout_ms) {
-            Err(Error::NotFound(_)) => return Err(Error::NotFound(quoted(name))),
+            Err(Error::NotFound(_)) => return Err(Error::NotFound(quote(name))),
             other => other?,
         };
-        let gone = |reason| Err(Error::PeerGone { peer: quoted(name), reason });
+        let gone = |reason| Err(Error::PeerGone { peer: quote(name), reason });
         match self.judge(&object)? {
             Judged::Listens(found) => Ok(found),
             Judged::Left(reason) | Judged::Other(reason) => gone(reason),
@@ -284,7 +279,7 @@ impl Rings {
     /// host is fenced.
     pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Result<Connection> {
         let deadline_ns = deadline_ns(self.platform(), timeout_ms);
-        let late = || Error::Timeout { what: format!("{} to accept", quoted(name)), timeout_ms };
+        let late = || Error::Timeout { what: format!("{} to accept", quote(name)), timeout_ms };
         let _turn = hold(&self.shared.connecting, self.platform(), deadline_ns).ok_or_else(late)?;
         let left_ms = || deadline_ns.saturating_sub(self.platform().now_ns()) / 1_000_000;
         let found = self.find(name, left_ms().min(self.shared.config.names_timeout_ms))?;
@@ -297,10 +292,9 @@ impl Rings {
         let answer = answer?.ok_or_else(late)?;
         withdrawn?;
         point!("ring.connected");
-        own.join(Side::Connector, answer.half, answer.slots, found.peer)?.map_err(|reason| found.peer.gone(reason))
+        own.join(Side::Connector, answer.half, answer.slots, found.peer)?.map_err(|reason| found.peer.gone_error(reason))
     }
 
-    /// Puts the request part of `offer` into this process's door and rings.
     fn offer(&self, offer: Door) -> Result<()> {
         let shared = &self.shared;
         {
@@ -320,12 +314,12 @@ impl Rings {
         shared.doors.ring_bell(self.lines(), shared.host.slot().into(), self.platform().random())
     }
 
-    fn await_answer(&self, found: &FoundListener, nonce: u64, deadline_ns: u64) -> Result<Option<Answer>> {
+    fn await_answer(&self, found: &FoundListener, nonce: u64, deadline_ns: u64) -> Result<Option<ConnectAnswer>> {
         let place = 1 + self.shared.number;
         let seal = self.lines().seal_of(&[SEAL, found.nonce]);
         let mut watch = PeerWatch::default();
         wait_until(self.platform(), deadline_ns, || {
-            let answer = self.lines().fetch_in::<Answer>(seal, place, found.offset + place * LINE_BYTES as u64)?;
+            let answer = self.lines().fetch_in::<ConnectAnswer>(seal, place, found.offset + place * LINE_BYTES as u64)?;
             if let Ok(answer) = answer
                 && (answer.nonce == nonce || mutant!("ring.any_answer"))
             {
@@ -346,7 +340,7 @@ impl Listener {
         let rings = self.rings.clone();
         let platform = rings.platform();
         let accepted = wait_until(platform, deadline_ns(platform, timeout_ms), || self.try_accept())?;
-        accepted.ok_or_else(|| Error::Timeout { what: format!("a connection to {}", quoted(&self.name)), timeout_ms })
+        accepted.ok_or_else(|| Error::Timeout { what: format!("a connection to {}", quote(&self.name)), timeout_ms })
     }
 
     /// Accepts a connection if one is asked for.
@@ -404,7 +398,7 @@ impl Listener {
         match shared.objects.get(&self.name, 0) {
             Ok(object) if self.is_ours(&object) => Ok(()),
             Ok(_) | Err(Error::NotFound(_)) => {
-                Err(Error::NotFound(format!("{} (destroyed, or another one has taken its name): it", quoted(&self.name))))
+                Err(Error::NotFound(format!("{} (destroyed, or another one has taken its name): it", quote(&self.name))))
             }
             // In doubt for now: asked again later.
             Err(Error::Fenced { .. } | Error::Timeout { .. } | Error::BadLine { .. }) => Ok(()),
@@ -412,7 +406,6 @@ impl Listener {
         }
     }
 
-    /// Notes which hosts have changed a door.
     fn listen_to_bells(&mut self, now_ns: u64) -> Result<()> {
         let (lines, doors) = (self.rings.lines().clone(), self.rings.shared.doors);
         if now_ns >= self.scan_ns {
@@ -457,7 +450,7 @@ impl Listener {
     /// Answers a door. `None` when what it offers is not there: its process has given up since.
     fn admit(&mut self, number: u64, door: &Door) -> Result<Option<Connection>> {
         let own = Own::make(&self.rings, door.nonce, Side::Listener, None)?;
-        let answer = Answer { nonce: door.nonce, half: own.offset(), slots: own.slots(), ..Answer::default() };
+        let answer = ConnectAnswer { nonce: door.nonce, half: own.offset(), slots: own.slots(), ..ConnectAnswer::default() };
         let joined = own.join(Side::Listener, door.half, door.slots.into(), Peer::behind(number, door))?;
         let Ok(connection) = joined else { return Ok(None) };
         if let Some(taken) = self.taken.get_mut(number as usize) {

@@ -86,7 +86,6 @@ pub struct Rings {
     shared: Arc<Shared>,
 }
 
-/// What the clones share.
 struct Shared {
     host: Host,
     allocator: Arc<Allocator>,
@@ -108,7 +107,6 @@ pub struct Connection {
     receiver: Receiver,
 }
 
-/// Waits for a mutex that is held across accesses to the pool.
 fn hold<'m, T>(mutex: &'m Mutex<T>, platform: &dyn Platform, deadline_ns: u64) -> Option<MutexGuard<'m, T>> {
     let mut round = 0;
     loop {
@@ -122,7 +120,6 @@ fn hold<'m, T>(mutex: &'m Mutex<T>, platform: &dyn Platform, deadline_ns: u64) -
     }
 }
 
-/// The end of a wait that begins now.
 fn deadline_ns(platform: &dyn Platform, timeout_ms: u64) -> u64 {
     platform.now_ns().saturating_add(timeout_ms.saturating_mul(1_000_000))
 }

@@ -14,7 +14,6 @@ use crate::fault::mutant;
 use crate::platform::ProcessId;
 use std::fmt;
 
-/// A process that this one is connected to.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     door: u64,
@@ -24,23 +23,19 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The process behind a door.
     pub fn behind(number: u64, door: &Door) -> Peer {
         let process = ProcessId { pid: door.pid, start: door.start };
         Peer { door: number, instance: door.instance, incarnation: door.incarnation, process }
     }
 
-    /// Its host slot.
     pub fn slot(&self) -> u16 {
         Doors::slot_of(self.door) as u16
     }
 
-    /// Number of its door.
     pub fn door(&self) -> u64 {
         self.door
     }
 
-    /// Incarnation of its host when it was met.
     pub fn incarnation(&self) -> u32 {
         self.incarnation
     }
@@ -55,13 +50,11 @@ impl Peer {
         door.instance == self.instance
     }
 
-    /// It is gone.
-    pub fn gone(&self, reason: &'static str) -> Error {
+    pub fn gone_error(&self, reason: &'static str) -> Error {
         Error::PeerGone { peer: self.to_string(), reason }
     }
 
-    /// It closed.
-    pub fn closed(&self) -> Error {
+    pub fn closed_error(&self) -> Error {
         Error::PeerClosed { peer: self.to_string() }
     }
 }
@@ -73,7 +66,6 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What a look at the other end's half gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStatus {
     /// It is in use, or it is not time to look.
@@ -88,19 +80,16 @@ pub struct PeerWatch {
     next_ns: u64,
     beat: Option<u32>,
     silence: Option<FailureDetector>,
-    /// The beat was seen to move.
     is_alive: bool,
     /// How long its half could not be read.
     bad: Option<FailureDetector>,
 }
 
 impl PeerWatch {
-    /// Something came from the other end.
-    pub fn heard(&mut self) {
+    pub fn note_life(&mut self) {
         self.beat = None;
     }
 
-    /// It was seen to live since this watch began.
     pub fn is_alive(&self) -> bool {
         self.is_alive
     }
@@ -125,14 +114,14 @@ impl PeerWatch {
         self.look_at_door(rings, peer, now_ns)?;
         let host = &shared.host;
         if peer.slot() == host.slot() && !host.platform().is_alive(peer.process) {
-            return Err(peer.gone("its process has ended"));
+            return Err(peer.gone_error("its process has ended"));
         }
         // A line of the manager that cannot be read says nothing, and is not waited for: the beat decides then.
         if host.seems_fenced(peer.slot(), peer.incarnation)? == Some(true) {
-            return Err(peer.gone("its host was taken for dead"));
+            return Err(peer.gone_error("its host was taken for dead"));
         }
         if host.seems_dead(peer.slot(), peer.incarnation)? == Some(true) {
-            return Err(peer.gone("its host has left the pool"));
+            return Err(peer.gone_error("its host has left the pool"));
         }
         Ok(PeerStatus::Open)
     }
@@ -143,7 +132,7 @@ impl PeerWatch {
             Some(_) => self.bad = None,
             // Freed and used for something else, or half written by a process that was stopped there.
             None if is_over(&mut self.bad, rings, now_ns) && !mutant!("ring.reused_half_waits") => {
-                return Err(peer.gone("its half of the connection is used for something else"));
+                return Err(peer.gone_error("its half of the connection is used for something else"));
             }
             None => {}
         }
@@ -153,7 +142,7 @@ impl PeerWatch {
     fn look_at_door(&mut self, rings: &Rings, peer: &Peer, now_ns: u64) -> Result<()> {
         let beat = match rings.shared.doors.read(rings.lines(), peer.door)? {
             Some(door) if !peer.is_behind(&door) && !mutant!("ring.any_instance") => {
-                return Err(peer.gone("another process is in its place"));
+                return Err(peer.gone_error("another process is in its place"));
             }
             Some(door) => Some(door.beat),
             None => self.beat,
@@ -163,7 +152,7 @@ impl PeerWatch {
             (self.beat, self.silence) = (beat.or(Some(0)), None);
         }
         if is_over(&mut self.silence, rings, now_ns) && !mutant!("ring.silent_for_ever") {
-            return Err(peer.gone("it did not say that it is alive"));
+            return Err(peer.gone_error("it did not say that it is alive"));
         }
         Ok(())
     }

@@ -55,27 +55,27 @@ impl Probe {
         let (host, lines) = (&rings.shared.host, link.lines());
         // The loads of a caller's copy come before those here.
         lines.memory().fence_loads();
-        let control = settled(&link, "its half of the connection is used for something else", || link.other().control(lines))?;
+        let control = settle(&link, "its half of the connection is used for something else", || link.other().control(lines))?;
         if control.state == Control::CLOSED {
-            return Err(peer.closed());
+            return Err(peer.closed_error());
         }
-        let door: Door = settled(&link, "its door cannot be read", || rings.shared.doors.read(lines, peer.door()))?;
+        let door: Door = settle(&link, "its door cannot be read", || rings.shared.doors.read(lines, peer.door()))?;
         if !peer.is_behind(&door) {
-            return Err(peer.gone("another process is in its place"));
+            return Err(peer.gone_error("another process is in its place"));
         }
-        let fenced = settled(&link, "whether its host is fenced cannot be read", || host.seems_fenced(peer.slot(), peer.incarnation()))?;
+        let fenced = settle(&link, "whether its host is fenced cannot be read", || host.seems_fenced(peer.slot(), peer.incarnation()))?;
         if fenced {
-            return Err(peer.gone("its host was taken for dead"));
+            return Err(peer.gone_error("its host was taken for dead"));
         }
-        let dead = settled(&link, "whether its host is dead cannot be read", || host.seems_dead(peer.slot(), peer.incarnation()))?;
+        let dead = settle(&link, "whether its host is dead cannot be read", || host.seems_dead(peer.slot(), peer.incarnation()))?;
         if dead {
-            return Err(peer.gone("its host has left the pool"));
+            return Err(peer.gone_error("its host has left the pool"));
         }
         if peer.slot() != host.slot() {
             return Ok(Alive::Believed);
         }
         if !host.platform().is_alive(peer.process()) {
-            return Err(peer.gone("its process has ended"));
+            return Err(peer.gone_error("its process has ended"));
         }
         Ok(Alive::Seen)
     }
@@ -122,12 +122,12 @@ impl Trace {
 }
 
 /// Repeats a look until it gives something; the other end is gone for the `reason` given if it never does.
-fn settled<T>(link: &Link, reason: &'static str, look: impl Fn() -> Result<Option<T>>) -> Result<T> {
+fn settle<T>(link: &Link, reason: &'static str, look: impl Fn() -> Result<Option<T>>) -> Result<T> {
     for round in 0..ATTEMPTS {
         if let Some(found) = look()? {
             return Ok(found);
         }
         link.rings().platform().relax(round);
     }
-    Err(link.peer().gone(reason))
+    Err(link.peer().gone_error(reason))
 }

@@ -19,7 +19,6 @@ const POLLS: u32 = 8;
 pub struct Receiver {
     link: Arc<Link>,
     watch: PeerWatch,
-    /// Number of the next line, and its place in the ring.
     next: u64,
     place: u64,
     /// Lines that the other end was told are received.
@@ -28,16 +27,13 @@ pub struct Receiver {
     window: [Line; WINDOW],
     at: usize,
     until: usize,
-    /// How many lines to fetch together next.
     width: usize,
     /// Lines of the message received last: as many are expected next.
     usual: usize,
-    /// The message that is being received, and what is missing of it.
     message: Vec<u8>,
     missing_bytes: usize,
     in_message: bool,
     idle: u32,
-    /// The other end sends nothing more.
     is_ended: bool,
 }
 
@@ -95,7 +91,7 @@ impl Receiver {
     pub fn try_recv(&mut self, message: &mut Vec<u8>) -> Result<bool> {
         loop {
             if self.is_ended {
-                return Err(self.link.peer().closed());
+                return Err(self.link.peer().closed_error());
             }
             match self.next_slot()? {
                 None if self.is_due() => return self.look(),
@@ -199,7 +195,7 @@ impl Receiver {
         // The other end waits for room only when the ring is nearly full, so a quarter of it at a time is soon enough.
         if self.next - self.told >= self.link.other().slots().div_ceil(4) {
             self.tell()?;
-            self.watch.heard();
+            self.watch.note_life();
             self.link.rings().tick()?;
         }
         Ok(())
@@ -225,16 +221,16 @@ impl Receiver {
     fn look(&mut self) -> Result<bool> {
         if self.idle == POLLS {
             // Since the last look something came.
-            self.watch.heard();
+            self.watch.note_life();
         }
         point!("ring.looking");
         match self.watch.look(self.link.rings(), self.link.peer(), Some(self.link.other()))? {
             PeerStatus::Open => Ok(false),
             // Lines that were published before the other end closed are found by the next poll, if their memory still holds them.
-            PeerStatus::Closed(end) if end == self.next && !self.in_message => Err(self.link.peer().closed()),
+            PeerStatus::Closed(end) if end == self.next && !self.in_message => Err(self.link.peer().closed_error()),
             PeerStatus::Closed(_) if !mutant!("ring.closed_means_empty") && self.next_slot_is_there()? => Ok(false),
-            PeerStatus::Closed(_) if mutant!("ring.lost_is_closed") => Err(self.link.peer().closed()),
-            PeerStatus::Closed(_) => Err(self.link.peer().gone("it closed before everything was received")),
+            PeerStatus::Closed(_) if mutant!("ring.lost_is_closed") => Err(self.link.peer().closed_error()),
+            PeerStatus::Closed(_) => Err(self.link.peer().gone_error("it closed before everything was received")),
         }
     }
 

@@ -16,32 +16,30 @@ pub const MAX_CALLS: usize = 1 << 12;
 const PLACE_BITS: u32 = 16;
 const _: () = assert!(MAX_CALLS <= 1 << PLACE_BITS);
 
-/// What precedes the content of a request or response.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-struct Head {
+struct CallHead {
     /// Number of the call.
     call: u64,
-    /// [`Head::REQUEST`] or [`Head::RESPONSE`].
+    /// [`CallHead::REQUEST`] or [`CallHead::RESPONSE`].
     kind: u32,
     /// In a response: what the server says of it.
     status: u32,
 }
 
-impl Head {
+impl CallHead {
     const REQUEST: u32 = 0x7265_7131;
     const RESPONSE: u32 = 0x7265_7331;
 
-    /// Takes the head off a message of the wanted kind.
-    fn split(message: &[u8], kind: u32) -> Option<(Head, &[u8])> {
-        let (head, content) = message.split_first_chunk::<{ size_of::<Head>() }>()?;
-        let head: Head = bytemuck::pod_read_unaligned(head);
+    fn split(message: &[u8], kind: u32) -> Option<(CallHead, &[u8])> {
+        let (head, content) = message.split_first_chunk::<{ size_of::<CallHead>() }>()?;
+        let head: CallHead = bytemuck::pod_read_unaligned(head);
         (head.kind == kind).then_some((head, content))
     }
 }
 
 /// Bytes of a message that a request or response takes besides its content.
-pub const HEAD_BYTES: usize = size_of::<Head>();
+pub const HEAD_BYTES: usize = size_of::<CallHead>();
 
 /// A call under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +55,7 @@ pub struct Completion {
 }
 
 #[derive(Default)]
-struct Call {
+struct PendingCall {
     /// 0 = free.
     number: u64,
     deadline_ns: u64,
@@ -71,14 +69,13 @@ struct Call {
 pub struct Client {
     sender: Sender,
     receiver: Receiver,
-    calls: Vec<Call>,
+    calls: Vec<PendingCall>,
     free: Vec<usize>,
     /// Places of calls that are done and not collected.
     done: VecDeque<usize>,
     numbers: u64,
     /// No call's deadline is before.
     earliest_ns: u64,
-    /// Looks in vain.
     idle: u32,
     message: Vec<u8>,
 }
@@ -96,7 +93,7 @@ impl Client {
         Ok(Client {
             sender,
             receiver,
-            calls: (0..depth).map(|_| Call::default()).collect(),
+            calls: (0..depth).map(|_| PendingCall::default()).collect(),
             free: (0..depth).rev().collect(),
             done: VecDeque::with_capacity(depth),
             numbers: 0,
@@ -104,11 +101,6 @@ impl Client {
             idle: 0,
             message: Vec::new(),
         })
-    }
-
-    /// Longest request, in bytes.
-    pub fn max_request_bytes(&self) -> u64 {
-        self.sender.max_message_bytes().saturating_sub(HEAD_BYTES as u64)
     }
 
     fn now_ns(&self) -> u64 {
@@ -138,7 +130,7 @@ impl Client {
         let deadline_ns = self.now_ns().saturating_add(timeout_ms.saturating_mul(1_000_000));
         self.numbers += 1;
         let number = self.numbers << PLACE_BITS | place as u64;
-        let head = Head { call: number, kind: Head::REQUEST, status: 0 };
+        let head = CallHead { call: number, kind: CallHead::REQUEST, status: 0 };
         self.push(&head, request, deadline_ns, timeout_ms)?;
         self.free.pop();
         if let Some(call) = self.calls.get_mut(place) {
@@ -148,7 +140,7 @@ impl Client {
         Ok(CallId(number))
     }
 
-    fn push(&mut self, head: &Head, request: &[u8], deadline_ns: u64, timeout_ms: u64) -> Result<()> {
+    fn push(&mut self, head: &CallHead, request: &[u8], deadline_ns: u64, timeout_ms: u64) -> Result<()> {
         if self.sender.try_push(&[bytemuck::bytes_of(head), request])? {
             return Ok(());
         }
@@ -230,12 +222,12 @@ impl Client {
                 }
                 break;
             }
-            let Some((head, content)) = Head::split(&self.message, Head::RESPONSE) else {
+            let Some((head, content)) = CallHead::split(&self.message, CallHead::RESPONSE) else {
                 return Err(self.sender.link().broken("a message that is no response"));
             };
             let place = place_of(head.call);
             // One that comes too late finds another call in its place, or none.
-            let is_awaited = |call: &Call| call.number == head.call || (mutant!("ring.rpc_any_call") && call.number != 0);
+            let is_awaited = |call: &PendingCall| call.number == head.call || (mutant!("ring.rpc_any_call") && call.number != 0);
             if let Some(call) = self.calls.get_mut(place).filter(|call| is_awaited(call) && call.done.is_none()) {
                 call.done = Some(Some(head.status));
                 call.response.clear();
@@ -246,7 +238,6 @@ impl Client {
         Ok(())
     }
 
-    /// Ends the calls whose deadline has passed.
     fn expire(&mut self) {
         let now_ns = self.now_ns();
         if now_ns < self.earliest_ns {
@@ -291,11 +282,6 @@ impl Server {
         Server { sender, receiver, message: Vec::new(), request: Vec::new(), response: Vec::new() }
     }
 
-    /// Longest response, in bytes.
-    pub fn max_response_bytes(&self) -> u64 {
-        self.sender.max_message_bytes().saturating_sub(HEAD_BYTES as u64)
-    }
-
     /// The next request, if one has arrived; it replaces the content of `request`. Requests may be answered in any order.
     ///
     /// # Errors
@@ -304,7 +290,7 @@ impl Server {
         if !self.receiver.try_recv(&mut self.message)? {
             return Ok(None);
         }
-        let Some((head, content)) = Head::split(&self.message, Head::REQUEST) else {
+        let Some((head, content)) = CallHead::split(&self.message, CallHead::REQUEST) else {
             return Err(self.sender.link().broken("a message that is no request"));
         };
         request.clear();
@@ -317,7 +303,7 @@ impl Server {
     /// # Errors
     /// [`Error::Timeout`] when the client did not receive earlier responses for so long; [`Error::TooLarge`]; [`Error::PeerGone`].
     pub fn reply(&mut self, ticket: Ticket, status: u32, response: &[u8], timeout_ms: u64) -> Result<()> {
-        let head = Head { call: ticket.0, kind: Head::RESPONSE, status };
+        let head = CallHead { call: ticket.0, kind: CallHead::RESPONSE, status };
         if self.sender.try_push(&[bytemuck::bytes_of(&head), response])? {
             return Ok(());
         }

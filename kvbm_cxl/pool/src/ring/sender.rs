@@ -13,7 +13,6 @@ use std::sync::Arc;
 pub struct Sender {
     link: Arc<Link>,
     watch: PeerWatch,
-    /// Number of the next line, and its place in the ring.
     next: u64,
     place: u64,
     /// Lines that the other end had read when last looked at.
@@ -146,7 +145,7 @@ impl Sender {
         }
         match self.watch.look(self.link.rings(), self.link.peer(), Some(self.link.other()))? {
             PeerStatus::Open => Ok(false),
-            PeerStatus::Closed(_) => Err(self.link.peer().closed()),
+            PeerStatus::Closed(_) => Err(self.link.peer().closed_error()),
         }
     }
 
@@ -157,7 +156,7 @@ impl Sender {
         }
         if read != self.read {
             self.read = read;
-            self.watch.heard();
+            self.watch.note_life();
         }
         Ok(())
     }
@@ -186,7 +185,7 @@ impl Sender {
                 if self.read == self.next || mutant!("ring.closed_is_received") {
                     Ok(true)
                 } else {
-                    Err(self.link.peer().gone("it closed before it received everything"))
+                    Err(self.link.peer().gone_error("it closed before it received everything"))
                 }
             }
         }

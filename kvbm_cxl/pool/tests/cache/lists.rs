@@ -3,15 +3,16 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{PublishRequest, Published, Pulled, Reserved};
-use cxl_pool::copy::LocalRange;
+use cxl_pool::cache::{PublishRequest, Published, Pulled, Reservation, Reserved};
+use cxl_pool::copy::{LocalPlace, LocalRange};
+use cxl_pool::metrics::MissReason;
 use std::ptr::NonNull;
 
 fn request(number: u64, len_bytes: u64) -> PublishRequest {
     PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes }
 }
 
-fn reserved(member: &Member, number: u64, len_bytes: u64) -> cxl_pool::cache::Reservation {
+fn reserved(member: &Member, number: u64, len_bytes: u64) -> Reservation {
     match member.cache.reserve(&request(number, len_bytes)).unwrap() {
         Reserved::Cell(reservation) => reservation,
         _ => panic!("no cell for block {number}"),
@@ -77,13 +78,13 @@ fn a_block_of_sixteen_thousand_pieces_at_unaligned_addresses() {
     let pieces = |buffer: &mut [u8]| -> Vec<LocalRange> { places.iter().map(|&(at, len)| range(&mut buffer[at..at + len])).collect() };
     let mut reservation = reserved(&member, 5, total as u64);
     // SAFETY: the ranges lie in `spread`, which no thread writes to meanwhile.
-    unsafe { reservation.fill_raw(pieces(&mut spread)) }.unwrap();
+    unsafe { Reservation::fill_all_raw(std::slice::from_mut(&mut reservation), LocalPlace::Host, |_| pieces(&mut spread)) }.unwrap();
     reservation.commit().unwrap();
     let mut found = vec![0xee_u8; spread.len()];
     let list = pieces(&mut found);
     // SAFETY: the ranges lie in `found`, which no other thread uses meanwhile.
-    let pulled = unsafe { other.cache.pull_raw(SPACE, key(5), &list) }.unwrap();
-    assert_eq!(pulled, Pulled::Hit { len_bytes: total as u64 });
+    let pulled = unsafe { other.cache.pull_all_raw(SPACE, &[key(5)], LocalPlace::Host, |_, _| list.clone()) }.unwrap();
+    assert_eq!(pulled, [Pulled::Hit { len_bytes: total as u64 }]);
     assert!(found == spread, "bytes at the wrong place, or beside the pieces");
     assert!(other.has(5, total));
 }
@@ -146,7 +147,8 @@ fn destinations_that_do_not_fit() {
     let mut halves = [vec![0; 500], vec![0; 499]];
     let list = halves.each_mut().map(|half| range(half));
     // SAFETY: the ranges are the vectors above, which no other thread uses.
-    assert!(matches!(unsafe { member.cache.pull_raw(SPACE, key(0), &list) }, Err(Error::Invalid(_))));
+    let short = unsafe { member.cache.pull_all_raw(SPACE, &[key(0)], LocalPlace::Host, |_, _| list) }.unwrap();
+    assert_eq!(short, [Pulled::Miss(MissReason::Length)]);
     // A longer one keeps what is behind the block.
     let mut long = vec![0xee; 1500];
     assert_eq!(member.cache.pull(SPACE, key(0), &mut long).unwrap(), Pulled::Hit { len_bytes: 1000 });
@@ -165,7 +167,7 @@ fn destinations_that_overlap_are_refused() {
     let mut buffer = vec![0xee_u8; 1000];
     let (one, two) = (range(&mut buffer[..600]), range(&mut buffer[500..900]));
     // SAFETY: the ranges lie in `buffer`, which no other thread uses.
-    let refused = unsafe { member.cache.pull_raw(SPACE, key(0), &[one, two]) };
+    let refused = unsafe { member.cache.pull_all_raw(SPACE, &[key(0)], LocalPlace::Host, |_, _| [one, two]) };
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert!(buffer.iter().all(|&byte| byte == 0xee), "something was copied nevertheless");
     assert_eq!(member.cache.pinned(), 0);

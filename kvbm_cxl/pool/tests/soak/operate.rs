@@ -4,7 +4,7 @@
 use crate::payload::{self, CELL_BYTES, Random};
 use crate::worker::Shared;
 use cxl_pool::cache::{BlockKey, Namespace, Pinned, PublishRequest, Published, Pulled, Reservation, Reserved};
-use cxl_pool::copy::LocalRange;
+use cxl_pool::copy::{LocalPlace, LocalRange};
 use cxl_pool::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -257,16 +257,13 @@ impl Operator {
         let pieces = halves.each_mut().map(|half| LocalRange { address: NonNull::from(&mut half[..]).cast(), len_bytes: half.len() });
         count(&self.shared.counts.pulls, 1);
         // SAFETY: the pieces are the vectors above, which no thread touches until the call returns.
-        match unsafe { self.shared.cache.pull_raw(namespace, key, &pieces) } {
-            Ok(Pulled::Hit { .. }) => {
-                self.verify(namespace, key, &halves.concat(), "pull in pieces");
-                self.count_hit(Some(found.owner));
-                Ok(())
-            }
-            // The block is another publication by now, of another length.
-            Ok(Pulled::Miss(_)) | Err(Error::Invalid(_)) => Ok(()),
-            Err(error) => Err(error),
+        let pulled = unsafe { self.shared.cache.pull_all_raw(namespace, &[key], LocalPlace::Host, |_, _| pieces) }?;
+        // Otherwise the block is another publication by now.
+        if let [Pulled::Hit { .. }] = pulled[..] {
+            self.verify(namespace, key, &halves.concat(), "pull in pieces");
+            self.count_hit(Some(found.owner));
         }
+        Ok(())
     }
 
     fn use_held(&mut self) -> Result<()> {

@@ -9,10 +9,11 @@
 //! | anything else, or with several claimants | unknown: a late line may lie on the true one | quarantine |
 
 use crate::cache::cells::OwnedCellState;
-use crate::cache::cells::claims::{Claimant, Judge};
+use crate::cache::cells::claims::{CellClaimant, FenceJudge};
+use crate::cache::cells::store::CellStore;
 use crate::cache::observe::events::Change;
 use crate::cache::policy::QueueEnd;
-use crate::cache::{BlockKey, Inner, Namespace};
+use crate::cache::{BlockKey, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;
@@ -24,13 +25,11 @@ use crate::media::{CELLS_PER_PIN, Descriptor, Identity, PinLine};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct Use {
     pub pinned: bool,
-    /// Ticks at which hosts used it, one bit for each number.
     pub ticks: u8,
 }
 
-impl Inner {
-    /// A descriptor with a fresh stamp of this host.
-    pub(in crate::cache) fn stamped(&self, op_incarnation: u32, state: u8, content: Descriptor) -> Descriptor {
+impl CellStore {
+    pub(in crate::cache) fn stamp(&self, op_incarnation: u32, state: u8, content: Descriptor) -> Descriptor {
         Descriptor { crc: 0, state, owner: self.host.slot(), incarnation: op_incarnation, seq: self.local.next_sequence(), ..content }
     }
 
@@ -40,54 +39,54 @@ impl Inner {
         &self,
         guard: &LockGuard<'_>,
         chunk: u64,
-        claimants: &[Claimant],
+        claimants: &[CellClaimant],
         known: &[(u64, Descriptor)],
     ) -> Result<()> {
-        let Some(class) = self.lines().layout().cell_class(chunk) else { return Ok(()) };
-        self.store.cells().add_chunk(chunk, class);
+        let Some(class) = self.host.lines().layout().cell_class(chunk) else { return Ok(()) };
+        self.cells().add_chunk(chunk, class);
         if let Err(error) = self.read_cells(guard.op(), chunk, claimants, known) {
             // The claim stays, so the sweep comes back to it. Nothing of it was told.
-            self.store.cells().remove_chunk(chunk);
+            self.cells().remove_chunk(chunk);
             return Err(error);
         }
         // Whatever becomes of that, its cells are what they are, and the upkeep looks after those in quarantine.
         self.release(guard.op(), chunk)
     }
 
-    fn read_cells(&self, op: &Op<'_>, chunk: u64, claimants: &[Claimant], known: &[(u64, Descriptor)]) -> Result<()> {
+    fn read_cells(&self, op: &Op<'_>, chunk: u64, claimants: &[CellClaimant], known: &[(u64, Descriptor)]) -> Result<()> {
         let cells: Vec<u64> = self.cells_of(chunk).collect();
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
-        self.lines().fetch_many(&cells, &mut fetched)?;
+        self.host.lines().fetch_many(&cells, &mut fetched)?;
         point!("cache.adopt_read");
         self.host.check_fences(op)?;
-        let tick = self.store.clock_now();
+        let tick = self.clock_now();
         let mut outcomes = Vec::with_capacity(cells.len());
         for (&cell, found) in cells.iter().zip(fetched) {
             let trusted = if_whole(found)?.filter(|found| is_trusted(found, claimants));
             let line = match trusted {
                 Some(found) if found.state == Descriptor::EVICTING && mutant!("cache.adopt_frees_evicting") => {
-                    self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default())
+                    self.stamp(op.incarnation(), Descriptor::FREE, Descriptor::default())
                 }
                 Some(found) if matches!(found.state, Descriptor::READY | Descriptor::EVICTING) => {
-                    self.stamped(op.incarnation(), Descriptor::READY, found)
+                    self.stamp(op.incarnation(), Descriptor::READY, found)
                 }
                 Some(found) if found.state == Descriptor::FREE || mutant!("cache.adopt_frees_writing") => {
-                    self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default())
+                    self.stamp(op.incarnation(), Descriptor::FREE, Descriptor::default())
                 }
                 _ => {
                     outcomes.push((cell, None));
                     continue;
                 }
             };
-            self.lines().write(cell, line)?;
+            self.host.lines().write(cell, line)?;
             point!("cache.restamped");
             outcomes.push((cell, Some(line)));
         }
-        self.lines().fence_published();
+        self.host.lines().fence_published();
         point!("cache.restamped_all");
         let adopted = outcomes.iter().filter(|(_, line)| line.is_some_and(|line| line.state == Descriptor::READY)).count();
         self.metrics.adopted_total.add(adopted as u64);
-        let mut own = self.store.cells();
+        let mut own = self.cells();
         let mut stored = Vec::new();
         for (cell, line) in outcomes {
             match line {
@@ -107,7 +106,7 @@ impl Inner {
 
     /// Tells of blocks that this process had before a re-join, and has no more. No other thread of it works with its cells meanwhile.
     pub(in crate::cache) fn tell_lost(&self, known: &[(u64, Descriptor)]) {
-        let own = self.store.cells();
+        let own = self.cells();
         let is_lost = |(cell, before): &&(u64, Descriptor)| own.ready(*cell).is_none_or(|now| !is_same_block(&now, before));
         self.events.emit_all(known.iter().filter(is_lost).map(|&(cell, before)| {
             let (key, namespace) = (BlockKey(before.key), Namespace(before.namespace));
@@ -118,7 +117,7 @@ impl Inner {
     /// Frees the quarantined cells of a chunk if all other claimants have ended, except those that are pinned.
     pub(in crate::cache) fn release(&self, op: &Op<'_>, chunk: u64) -> Result<()> {
         let (row, bit) = self.row_of(chunk)?;
-        let mut judge = Judge::new(self);
+        let mut judge = FenceJudge::new(&self.host);
         for claimant in row.claimants(bit, self.host.slot()) {
             if !judge.has_ended(claimant)? && !mutant!("cache.released_before_the_end") {
                 return Ok(());
@@ -127,13 +126,13 @@ impl Inner {
                 break;
             }
         }
-        let cells = self.store.cells().take_quarantined(chunk);
+        let cells = self.cells().take_quarantined(chunk);
         if cells.is_empty() {
             return Ok(());
         }
         let result = self.retire_quarantined(op, &cells);
         if result.is_err() {
-            let mut own = self.store.cells();
+            let mut own = self.cells();
             cells
                 .iter()
                 .filter(|&&cell| own.state(cell) == Some(OwnedCellState::Busy))
@@ -151,22 +150,22 @@ impl Inner {
         for &cell in cells {
             let content = match state {
                 Descriptor::RETIRING => Descriptor::default(),
-                _ => self.descriptor(cell)?.unwrap_or_default(),
+                _ => if_whole(self.host.lines().fetch::<Descriptor>(cell))?.unwrap_or_default(),
             };
-            self.lines().write(cell, self.stamped(op.incarnation(), state, content))?;
+            self.host.lines().write(cell, self.stamp(op.incarnation(), state, content))?;
         }
-        self.lines().fence_published();
+        self.host.lines().fence_published();
         point!("cache.retiring");
         let uses = if mutant!("cache.release_no_scan") { vec![Use::default(); cells.len()] } else { self.uses(cells)? };
         self.host.check_fences(op)?;
         let free = cells.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).map(|(&cell, _)| cell);
         let free: Vec<u64> = free.collect();
         for &cell in &free {
-            self.lines().write(cell, self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default()))?;
+            self.host.lines().write(cell, self.stamp(op.incarnation(), Descriptor::FREE, Descriptor::default()))?;
         }
-        self.lines().fence_published();
+        self.host.lines().fence_published();
         point!("cache.released");
-        let mut own = self.store.cells();
+        let mut own = self.cells();
         for (&cell, seen) in cells.iter().zip(&uses) {
             if seen.pinned { own.quarantine(cell) } else { own.set_free(cell) }
         }
@@ -176,9 +175,9 @@ impl Inner {
     /// What all hosts' pin lines say of `cells`: one line per host and neighbourhood. A pin counts unless its incarnation is fenced or
     /// over; ticks of hosts that this process has heard to be gone do not.
     pub(in crate::cache) fn uses(&self, cells: &[u64]) -> Result<Vec<Use>> {
-        let geometry = self.geometry();
+        let geometry = self.host.geometry();
         let slots = u64::from(geometry.slots);
-        let mut judge = Judge::new(self);
+        let mut judge = FenceJudge::new(&self.host);
         let mut uses = vec![Use::default(); cells.len()];
         let mut rows: Vec<u64> = cells.iter().map(|cell| cell / CELLS_PER_PIN as u64).collect();
         rows.sort_unstable();
@@ -186,7 +185,7 @@ impl Inner {
         let mut fetched: Vec<Result<PinLine>> = Vec::with_capacity(slots as usize);
         for row in rows {
             let indexes: Vec<u64> = (0..slots).map(|slot| slot * geometry.pin_lines() + row).collect();
-            self.lines().fetch_many(&indexes, &mut fetched)?;
+            self.host.lines().fetch_many(&indexes, &mut fetched)?;
             for (slot, line) in fetched.iter().enumerate() {
                 let line = match line {
                     Ok(line) if line.nibbles == [0; 7] => continue,
@@ -199,14 +198,14 @@ impl Inner {
                     },
                     Err(_) => return Err(Error::Invalid("the pin lines cannot be read".into())),
                 };
-                let ticks_count = self.store.recency.counts(slot, line.incarnation);
+                let ticks_count = self.recency.counts(slot, line.incarnation);
                 for (&cell, seen) in cells.iter().zip(&mut uses).filter(|(cell, _)| *cell / CELLS_PER_PIN as u64 == row) {
                     let nibble = line.nibble((cell % CELLS_PER_PIN as u64) as usize);
                     if ticks_count {
                         seen.ticks |= (1u8 << (nibble & PinLine::TICK)) & !1;
                     }
                     if nibble & PinLine::PINNED != 0 && !seen.pinned {
-                        seen.pinned = judge.is_live(Claimant { slot: slot as u16, incarnation: line.incarnation, is_certain: true })?;
+                        seen.pinned = judge.is_live(CellClaimant { slot: slot as u16, incarnation: line.incarnation, is_certain: true })?;
                     }
                 }
             }
@@ -216,7 +215,7 @@ impl Inner {
 
     /// The incarnation that has a slot, as it says itself; the highest there is where that does not verify.
     pub(in crate::cache) fn incarnation_of(&self, slot: u64) -> Result<u32> {
-        match self.lines().fetch::<Identity>(slot) {
+        match self.host.lines().fetch::<Identity>(slot) {
             Ok(identity) => Ok(identity.incarnation),
             Err(Error::BadLine { .. }) => Ok(u32::MAX),
             Err(error) => Err(error),
@@ -224,20 +223,18 @@ impl Inner {
     }
 }
 
-/// Whether two descriptors of a cell are of the same block, whichever hosts stamped them.
 fn is_same_block(one: &Descriptor, other: &Descriptor) -> bool {
     (one.key, one.namespace) == (other.key, other.namespace)
 }
 
-/// What listeners are told of a block that was taken over.
 fn told_of(cell: u64, block: &Descriptor) -> Change {
     let (key, namespace) = (BlockKey(block.key), Namespace(block.namespace));
     Change::Stored { key, parent: None, namespace, cell, len_bytes: block.len_bytes.into() }
 }
 
 /// Whether a line is the last word of the only claimant.
-fn is_trusted(found: &Descriptor, claimants: &[Claimant]) -> bool {
-    let stamp = Claimant { slot: found.owner, incarnation: found.incarnation, is_certain: true };
+fn is_trusted(found: &Descriptor, claimants: &[CellClaimant]) -> bool {
+    let stamp = CellClaimant { slot: found.owner, incarnation: found.incarnation, is_certain: true };
     match claimants {
         [claimant] => stamp == *claimant,
         several => mutant!("cache.trust_several_claimants") && several.contains(&stamp),
@@ -250,10 +247,10 @@ mod tests {
 
     #[test]
     fn the_last_word_of_the_only_claimant_alone_is_trusted() {
-        let claimant = |slot, incarnation| Claimant { slot, incarnation, is_certain: true };
+        let claimant = |slot, incarnation| CellClaimant { slot, incarnation, is_certain: true };
         let found = Descriptor { owner: 3, incarnation: 7, ..Descriptor::default() };
         assert!(is_trusted(&found, &[claimant(3, 7)]));
-        for other in [claimant(3, 6), claimant(3, 8), claimant(2, 7), Claimant { is_certain: false, ..claimant(3, 7) }] {
+        for other in [claimant(3, 6), claimant(3, 8), claimant(2, 7), CellClaimant { is_certain: false, ..claimant(3, 7) }] {
             assert!(!is_trusted(&found, &[other]), "{other:?}");
         }
         assert!(!is_trusted(&found, &[]) && !is_trusted(&found, &[claimant(3, 7), claimant(3, 6)]));

@@ -5,6 +5,7 @@
 //! would be evicted for it is it looked up first: nothing goes for a block that is there.
 
 use crate::cache::cells::quota::Promised;
+use crate::cache::cells::store::CellStore;
 use crate::cache::publish::{PublishRequest, Reserved};
 use crate::cache::{BlockKey, Few, Inner};
 use crate::error::{Error, Result};
@@ -38,11 +39,54 @@ impl Drop for TakenCells<'_> {
     }
 }
 
+impl CellStore {
+    /// Adds cells of a class for which nothing has to go until there are `count`: free ones, else those of a chunk more.
+    fn take_unused(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
+        self.take_free(class, count, cells)?;
+        while cells.len() < count && self.may_claim(class) {
+            if !self.claim_chunk(class)? {
+                self.has_exhausted(class, true);
+                break;
+            }
+            self.take_free(class, count, cells)?;
+        }
+        Ok(())
+    }
+
+    /// Adds free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each of
+    /// its publishes fail. True when there were any.
+    fn take_free(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<bool> {
+        let mut were_bad = false;
+        loop {
+            let had = cells.len();
+            self.cells().take_free(class, count.saturating_sub(had), cells);
+            let (mut at, mut any_bad) = (had, false);
+            while let Some(&cell) = cells.get(at) {
+                if self.is_bad(cell)? {
+                    self.cells().set_bad(cells.swap_remove(at));
+                    any_bad = true;
+                } else {
+                    at += 1;
+                }
+            }
+            were_bad |= any_bad;
+            if !any_bad {
+                return Ok(were_bad);
+            }
+        }
+    }
+
+    fn is_bad(&self, cell: u64) -> Result<bool> {
+        let (offset, len_bytes) = self.host.lines().layout().cell(cell)?;
+        Ok(matches!(self.host.lines().memory().check(offset, len_bytes), Err(Error::Poisoned { .. })))
+    }
+}
+
 impl Inner {
     /// Takes a cell for each request whose answer is [`Reserved::NoCell`]; that stays the answer where there is none.
     pub(in crate::cache) fn take_cells(self: &Arc<Self>, requests: &[PublishRequest], answers: &mut [Reserved], op: &Op<'_>) -> Result<()> {
         let mut promised = Promised::none(self, requests);
-        let wanted = self.wanted(requests, answers, &mut promised)?;
+        let wanted = self.wanted_cells(requests, answers, &mut promised)?;
         let since_ns = self.host.platform().now_ns();
         let mut taken = TakenCells::none(self, wanted.len());
         // For each cell the place of its request.
@@ -67,36 +111,18 @@ impl Inner {
     ) -> Result<()> {
         let Some(&(class, _)) = wanted.first() else { return Ok(()) };
         let had = cells.len();
-        self.take_unused(class, had + wanted.len(), cells)?;
+        self.store.take_unused(class, had + wanted.len(), cells)?;
         let (given, others) = wanted.split_at((cells.len() - had).min(wanted.len()));
         places.extend(given.iter().map(|&(_, index)| index));
         if !others.is_empty() {
-            let (absent, had) = (self.absent(requests, others, answers)?, cells.len());
+            let (absent, had) = (self.find_absent(requests, others, answers)?, cells.len());
             self.make_room(class, had + absent.len(), cells)?;
             places.extend(absent.iter().take(cells.len() - had).map(|&(_, index)| index));
         }
         Ok(())
     }
 
-    /// As [`Inner::take_cells`] for one block: the cell, with what of it was promised of a quota, or the answer if there is none.
-    pub(in crate::cache) fn take_cell(&self, request: &PublishRequest, class: usize) -> Result<std::result::Result<(u64, u64), Reserved>> {
-        let mut promised = Promised::none(self, std::slice::from_ref(request));
-        if let Some(refusal) = self.promise(&mut promised, 0, self.geometry().cells[class].cell_bytes)? {
-            return Ok(Err(refusal));
-        }
-        let mut taken = TakenCells::none(self, 1);
-        self.take_unused(class, 1, &mut taken.cells)?;
-        if taken.cells.is_empty() {
-            if self.look_up(request.namespace, request.key)?.is_some() {
-                return Ok(Err(Reserved::Exists));
-            }
-            self.make_room(class, 1, &mut taken.cells)?;
-        }
-        Ok(taken.cells.pop().map(|cell| (cell, promised.hand_over(0))).ok_or(Reserved::NoCell))
-    }
-
-    /// The requests without an answer that may have cells, those of one class together.
-    fn wanted(&self, requests: &[PublishRequest], answers: &mut [Reserved], promised: &mut Promised<'_>) -> Result<Few<Wanted>> {
+    fn wanted_cells(&self, requests: &[PublishRequest], answers: &mut [Reserved], promised: &mut Promised<'_>) -> Result<Few<Wanted>> {
         let mut wanted = Few::with_capacity(requests.len());
         for (index, (request, answer)) in requests.iter().zip(answers).enumerate() {
             let (Reserved::NoCell, Some(class)) = (&*answer, self.class_holding(request.len_bytes)) else { continue };
@@ -110,13 +136,12 @@ impl Inner {
         Ok(wanted)
     }
 
-    /// Those whose blocks are not there; the others are answered.
-    fn absent(&self, requests: &[PublishRequest], wanted: &[Wanted], answers: &mut [Reserved]) -> Result<Few<Wanted>> {
+    fn find_absent(&self, requests: &[PublishRequest], wanted: &[Wanted], answers: &mut [Reserved]) -> Result<Few<Wanted>> {
         let mut absent = Few::new();
         for group in wanted.chunk_by(|one, other| requests[one.1].namespace == requests[other.1].namespace) {
             let keys: Vec<BlockKey> = group.iter().map(|&(_, index)| requests[index].key).collect();
             let mut asked = group.iter();
-            self.look_up_all(requests[group[0].1].namespace, &keys, |found| {
+            self.index.look_up_all(requests[group[0].1].namespace, &keys, |found| {
                 match (asked.next(), found) {
                     (Some(&(_, index)), Some(_)) => answers[index] = Reserved::Exists,
                     (asked, _) => absent.extend(asked.copied()),
@@ -127,19 +152,6 @@ impl Inner {
         Ok(absent)
     }
 
-    /// Adds cells of a class for which nothing has to go until there are `count`: free ones, else those of a chunk more.
-    fn take_unused(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
-        self.take_free(class, count, cells)?;
-        while cells.len() < count && self.store.may_claim(class) {
-            if !self.claim_chunk(class)? {
-                self.store.has_exhausted(class, true);
-                break;
-            }
-            self.take_free(class, count, cells)?;
-        }
-        Ok(())
-    }
-
     /// Adds cells of a class until there are `count`, by evicting blocks. Where there are none that could go, other hosts are asked for
     /// room.
     fn make_room(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
@@ -147,7 +159,7 @@ impl Inner {
         while cells.len() < count && lost < LOST {
             let freed = self.evict(class, count - cells.len())?;
             let had = cells.len();
-            let were_bad = self.take_free(class, count, cells)?;
+            let were_bad = self.store.take_free(class, count, cells)?;
             if freed == 0 && !were_bad && cells.len() == had {
                 return self.ask_for_room(class);
             }
@@ -155,34 +167,5 @@ impl Inner {
             lost += usize::from(!were_bad);
         }
         Ok(())
-    }
-
-    /// Adds free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each of
-    /// its publishes fail. True when there were any.
-    fn take_free(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<bool> {
-        let mut were_bad = false;
-        loop {
-            let had = cells.len();
-            self.store.cells().take_free(class, count.saturating_sub(had), cells);
-            let (mut at, mut any_bad) = (had, false);
-            while let Some(&cell) = cells.get(at) {
-                if self.is_bad(cell)? {
-                    self.store.cells().set_bad(cells.swap_remove(at));
-                    any_bad = true;
-                } else {
-                    at += 1;
-                }
-            }
-            were_bad |= any_bad;
-            if !any_bad {
-                return Ok(were_bad);
-            }
-        }
-    }
-
-    /// Whether a cell lies in memory that was marked bad.
-    fn is_bad(&self, cell: u64) -> Result<bool> {
-        let (offset, len_bytes) = self.lines().layout().cell(cell)?;
-        Ok(matches!(self.lines().memory().check(offset, len_bytes), Err(Error::Poisoned { .. })))
     }
 }

@@ -5,23 +5,22 @@
 //! the others where they are, because they tell whose late lines may still turn up on it.
 
 use crate::cache::cells::local::attachment;
-use crate::cache::{Inner, cells::residue};
+use crate::cache::cells::{residue, store::CellStore};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::host::Host;
 use crate::line::if_whole;
-use crate::lock::{LOCK_CELLS, LockGuard, LockId};
+use crate::lock::{LOCK_CELLS, LockGuard};
 use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor, Region};
 use bytemuck::Zeroable;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// Claim line `line` of every slot, as fetched.
-pub(in crate::cache) struct Row {
+pub(in crate::cache) struct CellClaimRow {
     pub line: u64,
     claims: Vec<Claimed>,
 }
 
-/// What a claim line says.
 #[derive(Clone, Copy)]
 enum Claimed {
     Read(CellClaim),
@@ -41,30 +40,29 @@ impl Claimed {
     }
 }
 
-/// A host that claims a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cache) struct Claimant {
+pub(in crate::cache) struct CellClaimant {
     pub slot: u16,
     pub incarnation: u32,
     /// Its claim can be read. Otherwise it may as well be of an earlier incarnation, and is no stamp to trust a cell by.
     pub is_certain: bool,
 }
 
-impl Row {
+impl CellClaimRow {
     /// Chunk number of bit 0.
     pub fn first(&self) -> u64 {
         self.line * CHUNKS_PER_CELL_CLAIM as u64
     }
 
     /// All hosts but `except` that claim the chunk.
-    pub fn claimants(&self, bit: usize, except: u16) -> impl Iterator<Item = Claimant> + '_ {
+    pub fn claimants(&self, bit: usize, except: u16) -> impl Iterator<Item = CellClaimant> + '_ {
         let slots = self.claims.iter().enumerate().filter(move |&(slot, _)| slot != usize::from(except));
         slots.filter(move |(_, claim)| claim.has(bit)).map(|(slot, claim)| {
             let (incarnation, is_certain) = match *claim {
                 Claimed::Read(claim) => (claim.incarnation, true),
                 Claimed::Unreadable(incarnation) => (incarnation, false),
             };
-            Claimant { slot: slot as u16, incarnation, is_certain }
+            CellClaimant { slot: slot as u16, incarnation, is_certain }
         })
     }
 
@@ -74,45 +72,44 @@ impl Row {
 }
 
 /// Where claimants stand, each looked up once.
-pub(in crate::cache) struct Judge<'a> {
-    cache: &'a Inner,
+pub(in crate::cache) struct FenceJudge<'a> {
+    host: &'a Host,
     known: HashMap<(u16, u32), (bool, bool)>,
 }
 
-impl<'a> Judge<'a> {
-    pub fn new(cache: &'a Inner) -> Self {
-        Judge { cache, known: HashMap::new() }
+impl<'a> FenceJudge<'a> {
+    pub fn new(host: &'a Host) -> Self {
+        FenceJudge { host, known: HashMap::new() }
     }
 
-    fn look_up(&mut self, claimant: Claimant) -> Result<(bool, bool)> {
-        let Claimant { slot, incarnation, .. } = claimant;
+    fn look_up(&mut self, claimant: CellClaimant) -> Result<(bool, bool)> {
+        let CellClaimant { slot, incarnation, .. } = claimant;
         if let Some(&known) = self.known.get(&(slot, incarnation)) {
             return Ok(known);
         }
-        let host = &self.cache.host;
-        let known = (host.is_fenced(slot, incarnation)?, host.has_ended(slot, incarnation)?);
+        let known = (self.host.is_fenced(slot, incarnation)?, self.host.has_ended(slot, incarnation)?);
         self.known.insert((slot, incarnation), known);
         Ok(known)
     }
 
     /// Every operation of it has ended: nothing of it turns up any more.
-    pub fn has_ended(&mut self, claimant: Claimant) -> Result<bool> {
+    pub fn has_ended(&mut self, claimant: CellClaimant) -> Result<bool> {
         Ok(self.look_up(claimant)?.1)
     }
 
     /// It is neither fenced nor over: what it claims is its own.
-    pub fn is_live(&mut self, claimant: Claimant) -> Result<bool> {
+    pub fn is_live(&mut self, claimant: CellClaimant) -> Result<bool> {
         let (fenced, ended) = self.look_up(claimant)?;
         Ok(!fenced && !ended)
     }
 }
 
-impl Inner {
+impl CellStore {
     /// Takes the lock of the claims and follows a re-join of this host.
     ///
     /// Nothing is to be repaired after an unclean end: claims are host-owned, and a late one of a fenced host is beaten by any other.
     pub(in crate::cache) fn lock_claims(&self) -> Result<LockGuard<'_>> {
-        let mut guard = self.acquire(LOCK_CELLS)?;
+        let mut guard = self.locks.acquire(LOCK_CELLS)?;
         if guard.needs_repair() {
             guard.repaired();
         }
@@ -120,78 +117,45 @@ impl Inner {
         Ok(guard)
     }
 
-    /// Takes a lock of the cache and counts the wait. Much of the cache does so inside an operation, so no call waits for a re-join here.
-    pub(in crate::cache) fn acquire(&self, lock: LockId) -> Result<LockGuard<'_>> {
-        let start_ns = self.host.platform().now_ns();
-        let guard = self.host.acquire_inside(lock, self.config.lock_timeout_ms(&self.host));
-        self.count_wait(start_ns, guard.as_ref().err());
-        guard
-    }
-
-    /// As [`Inner::acquire`], of several locks, each as soon as it comes.
-    pub(in crate::cache) fn acquire_each<'a>(&'a self, locks: &[LockId], mut work: impl FnMut(LockGuard<'a>) -> Result<()>) -> Result<()> {
-        let start_ns = self.host.platform().now_ns();
-        let done = self.host.acquire_each(locks, self.config.lock_timeout_ms(&self.host), |guard| {
-            self.count_wait(start_ns, None);
-            work(guard)
-        });
-        if let Err(error) = &done {
-            self.count_wait(start_ns, Some(error));
-        }
-        done
-    }
-
-    fn count_wait(&self, start_ns: u64, failed: Option<&Error>) {
-        match failed {
-            None => self.metrics.lock_wait_seconds.observe(self.host.platform().now_ns().saturating_sub(start_ns)),
-            Some(Error::Timeout { .. }) => self.metrics.lock_timeouts_total.inc(),
-            Some(_) => {}
-        }
-    }
-
-    pub(in crate::cache) fn fetch_row(&self, line: u64) -> Result<Row> {
-        let lines = self.geometry().cell_claim_lines();
-        let indexes: Vec<u64> = (0..u64::from(self.geometry().slots)).map(|slot| slot * lines + line).collect();
+    pub(in crate::cache) fn fetch_row(&self, line: u64) -> Result<CellClaimRow> {
+        let lines = self.host.geometry().cell_claim_lines();
+        let indexes: Vec<u64> = (0..u64::from(self.host.geometry().slots)).map(|slot| slot * lines + line).collect();
         let mut fetched: Vec<Result<CellClaim>> = Vec::with_capacity(indexes.len());
-        self.lines().fetch_many(&indexes, &mut fetched)?;
+        self.host.lines().fetch_many(&indexes, &mut fetched)?;
         let claims = fetched.into_iter().zip(0..).map(|(claim, slot)| match if_whole(claim)? {
             Some(claim) => Ok(Claimed::Read(claim)),
             // Looked up behind the line: the host that was writing that had joined before.
             None => Ok(Claimed::Unreadable(self.incarnation_of(slot)?)),
         });
-        Ok(Row { line, claims: claims.collect::<Result<_>>()? })
+        Ok(CellClaimRow { line, claims: claims.collect::<Result<_>>()? })
     }
 
-    /// The row and bit that tell about a chunk.
-    pub(in crate::cache) fn row_of(&self, chunk: u64) -> Result<(Row, usize)> {
+    pub(in crate::cache) fn row_of(&self, chunk: u64) -> Result<(CellClaimRow, usize)> {
         let per_line = CHUNKS_PER_CELL_CLAIM as u64;
         Ok((self.fetch_row(chunk / per_line)?, (chunk % per_line) as usize))
     }
 
     fn own_line(&self, line: u64) -> u64 {
-        u64::from(self.host.slot()) * self.geometry().cell_claim_lines() + line
+        u64::from(self.host.slot()) * self.host.geometry().cell_claim_lines() + line
     }
 
     pub(super) fn fetch_own(&self, line: u64) -> Result<CellClaim> {
-        self.lines().fetch(self.own_line(line))
+        self.host.lines().fetch(self.own_line(line))
     }
 
-    /// Whether this host claims a chunk, by its published line.
     fn is_claimed_here(&self, chunk: u64) -> Result<bool> {
         Ok(self.fetch_own(chunk / CHUNKS_PER_CELL_CLAIM as u64)?.has((chunk % CHUNKS_PER_CELL_CLAIM as u64) as usize))
     }
 
-    /// Chunks that a claim line stands for.
     fn bits_in(&self, line: u64) -> usize {
-        (self.geometry().cell_chunks() - line * CHUNKS_PER_CELL_CLAIM as u64).min(CHUNKS_PER_CELL_CLAIM as u64) as usize
+        (self.host.geometry().cell_chunks() - line * CHUNKS_PER_CELL_CLAIM as u64).min(CHUNKS_PER_CELL_CLAIM as u64) as usize
     }
 
     pub(super) fn publish_own(&self, guard: &LockGuard<'_>, line: u64, claim: CellClaim) -> Result<()> {
-        self.lines().publish(self.own_line(line), CellClaim { crc: 0, incarnation: guard.op().incarnation(), ..claim })
+        self.host.lines().publish(self.own_line(line), CellClaim { crc: 0, incarnation: guard.op().incarnation(), ..claim })
     }
 
-    /// Claims a chunk for this host and gives it to this process.
-    fn claim(&self, guard: &LockGuard<'_>, row: &Row, bit: usize) -> Result<()> {
+    fn claim(&self, guard: &LockGuard<'_>, row: &CellClaimRow, bit: usize) -> Result<()> {
         let Some(&Claimed::Read(mut own)) = row.claims.get(usize::from(self.host.slot())) else {
             return Err(Error::BadLine { region: Region::CellClaim.name(), index: row.line, reason: "own claim line does not verify" });
         };
@@ -209,7 +173,7 @@ impl Inner {
     fn give_chunk(&self, chunk: u64, tag: u32) -> Result<()> {
         let found = self.local.chunk(chunk);
         if found.is_filled() && found.owner() != tag && !mutant!("cache.taken_unflushed") {
-            residue::bring_out_of(self.lines(), chunk, self.host.slot())?;
+            residue::flush_chunk(self.host.lines(), chunk, self.host.slot())?;
         }
         self.local.set_owner(chunk, tag);
         Ok(())
@@ -219,22 +183,22 @@ impl Inner {
     /// none.
     pub(in crate::cache) fn claim_chunk(&self, class: usize) -> Result<bool> {
         let guard = self.lock_claims()?;
-        let mut judge = Judge::new(self);
+        let mut judge = FenceJudge::new(&self.host);
         // Hosts begin their search in different places, so that they seldom want the same claim lines.
-        let (lines, me) = (self.geometry().cell_claim_lines(), self.host.slot());
-        let start = self.store.claim_hint();
+        let (lines, me) = (self.host.geometry().cell_claim_lines(), self.host.slot());
+        let start = self.claim_hint();
         let mut adoptable = None;
         for line in (0..lines).map(|step| (start + step) % lines) {
             let row = self.fetch_row(line)?;
             let scanned = !mutant!("cache.no_claim_scan");
             for bit in 0..self.bits_in(line) {
                 let chunk = row.first() + bit as u64;
-                if self.lines().layout().cell_class(chunk) != Some(class) || self.store.cells().has_chunk(chunk) {
+                if self.host.lines().layout().cell_class(chunk) != Some(class) || self.cells().has_chunk(chunk) {
                     continue;
                 }
                 if !scanned || !row.is_claimed(bit) {
                     self.claim(&guard, &row, bit)?;
-                    self.store.found_chunk_at(line);
+                    self.found_chunk_at(line);
                     self.take_over(&guard, chunk, &[], &[])?;
                     return Ok(true);
                 }
@@ -249,8 +213,8 @@ impl Inner {
     }
 
     /// Early adoption: no unfenced host claims it, and there is one claimant, or all of them have ended.
-    pub(super) fn may_adopt(&self, judge: &mut Judge<'_>, row: &Row, bit: usize) -> Result<bool> {
-        let claimants: Vec<Claimant> = row.claimants(bit, u16::MAX).collect();
+    pub(super) fn may_adopt(&self, judge: &mut FenceJudge<'_>, row: &CellClaimRow, bit: usize) -> Result<bool> {
+        let claimants: Vec<CellClaimant> = row.claimants(bit, u16::MAX).collect();
         let mut all_ended = true;
         for &claimant in &claimants {
             if claimant.slot == self.host.slot() || (judge.is_live(claimant)? && !mutant!("cache.adopts_the_living")) {
@@ -261,8 +225,8 @@ impl Inner {
         Ok(all_ended || claimants.len() == 1)
     }
 
-    fn adopt(&self, guard: &LockGuard<'_>, row: &Row, bit: usize) -> Result<()> {
-        let claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
+    fn adopt(&self, guard: &LockGuard<'_>, row: &CellClaimRow, bit: usize) -> Result<()> {
+        let claimants: Vec<CellClaimant> = row.claimants(bit, self.host.slot()).collect();
         self.claim(guard, row, bit)?;
         point!("cache.adopting");
         self.take_over(guard, row.first() + bit as u64, &claimants, &[])?;
@@ -276,9 +240,9 @@ impl Inner {
             return Ok(0);
         }
         let guard = self.lock_claims()?;
-        let mut judge = Judge::new(self);
+        let mut judge = FenceJudge::new(&self.host);
         let mut adopted = 0;
-        for line in 0..self.geometry().cell_claim_lines() {
+        for line in 0..self.host.geometry().cell_claim_lines() {
             let mut row = self.fetch_row(line)?;
             for bit in 0..self.bits_in(line) {
                 if adopted >= limit {
@@ -296,15 +260,15 @@ impl Inner {
 
     /// Without the lock: whether there may be anything to adopt. Notes of which classes there are chunks without an owner.
     fn is_any_abandoned(&self) -> Result<bool> {
-        let mut judge = Judge::new(self);
+        let mut judge = FenceJudge::new(&self.host);
         let mut found = false;
-        for line in 0..self.geometry().cell_claim_lines() {
+        for line in 0..self.host.geometry().cell_claim_lines() {
             let row = self.fetch_row(line)?;
             for bit in 0..self.bits_in(line) {
                 if row.is_claimed(bit) {
                     found = found || self.is_abandoned(&mut judge, &row, bit)?;
-                } else if let Some(class) = self.lines().layout().cell_class(row.first() + bit as u64) {
-                    self.store.has_exhausted(class, false);
+                } else if let Some(class) = self.host.lines().layout().cell_class(row.first() + bit as u64) {
+                    self.has_exhausted(class, false);
                 }
             }
         }
@@ -322,21 +286,21 @@ impl Inner {
             point!("cache.claims_renewed");
             attached.store(attachment, Ordering::Release);
         }
-        if self.store.incarnation() == incarnation {
+        if self.incarnation() == incarnation {
             return Ok(());
         }
-        let mut mine: Vec<u64> = self.store.cells().chunks().collect();
+        let mut mine: Vec<u64> = self.cells().chunks().collect();
         if mutant!("cache.keeps_cells_of_before") {
             mine.clear();
         }
         for chunk in mine {
             // What this process knows of the cells is of an incarnation whose lines are void, and others may have adopted them since.
-            let known = self.store.cells().remove_chunk(chunk);
+            let known = self.cells().remove_chunk(chunk);
             let followed = self.follow_chunk(guard, chunk, &known);
             self.tell_lost(&known);
             followed?;
         }
-        if self.store.follow(incarnation) != 0 {
+        if self.set_incarnation(incarnation) != 0 {
             self.metrics.rejoins_total.inc();
         }
         Ok(())
@@ -359,11 +323,11 @@ impl Inner {
     /// that one is a claimant like any other, and where there are others, nothing is trusted. Listeners know of the `known` blocks.
     fn take_back(&self, guard: &LockGuard<'_>, chunk: u64, known: &[(u64, Descriptor)]) -> Result<()> {
         let (row, bit) = self.row_of(chunk)?;
-        let mut claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
+        let mut claimants: Vec<CellClaimant> = row.claimants(bit, self.host.slot()).collect();
         if mutant!("cache.trusts_itself_beside_others") {
             claimants.clear();
         }
-        claimants.push(Claimant { slot: self.host.slot(), incarnation: self.former_incarnation(guard, chunk)?, is_certain: true });
+        claimants.push(CellClaimant { slot: self.host.slot(), incarnation: self.former_incarnation(guard, chunk)?, is_certain: true });
         self.give_chunk(chunk, self.host.inner.tag)?;
         self.take_over(guard, chunk, &claimants, known)
     }
@@ -372,16 +336,15 @@ impl Inner {
     fn former_incarnation(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<u32> {
         let mut latest = 0;
         for cell in self.cells_of(chunk) {
-            if let Some(found) = self.descriptor(cell)?.filter(|found| found.owner == self.host.slot()) {
+            if let Some(found) = if_whole(self.host.lines().fetch::<Descriptor>(cell))?.filter(|found| found.owner == self.host.slot()) {
                 latest = latest.max(found.incarnation.min(guard.op().incarnation()));
             }
         }
         Ok(latest)
     }
 
-    /// Cells of a chunk.
     pub(in crate::cache) fn cells_of(&self, chunk: u64) -> std::ops::Range<u64> {
-        let per_chunk = u64::from(self.geometry().cells_per_chunk);
+        let per_chunk = u64::from(self.host.geometry().cells_per_chunk);
         chunk * per_chunk..(chunk + 1) * per_chunk
     }
 
@@ -391,9 +354,9 @@ impl Inner {
     /// host may lie on it (CACHE.md C22). For that reason a line that cannot be read, because a process died in the middle of it, is taken
     /// for a claim of everything. What was not this host's is given back when others want it.
     fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
-        let mut judge = Judge::new(self);
+        let mut judge = FenceJudge::new(&self.host);
         let incarnation = guard.op().incarnation();
-        for line in 0..self.geometry().cell_claim_lines() {
+        for line in 0..self.host.geometry().cell_claim_lines() {
             let own = match if_whole(self.fetch_own(line))? {
                 Some(own) if own.incarnation == incarnation || own == (CellClaim { crc: own.crc, ..CellClaim::zeroed() }) => continue,
                 Some(own) => own,
@@ -419,7 +382,6 @@ impl Inner {
         Ok(())
     }
 
-    /// A claim of every chunk that a line stands for.
     fn claim_of_all(&self, line: u64) -> CellClaim {
         let mut claim = CellClaim::zeroed();
         (0..self.bits_in(line)).for_each(|bit| claim.set(bit, true));
@@ -430,7 +392,7 @@ impl Inner {
     pub(in crate::cache) fn sweep(&self, limit: usize) -> Result<usize> {
         let mut living = HashMap::new();
         let mut orphans = Vec::new();
-        for line in 0..self.geometry().cell_claim_lines() {
+        for line in 0..self.host.geometry().cell_claim_lines() {
             let Some(own) = if_whole(self.fetch_own(line))? else {
                 // A process of this host was killed in the middle of it.
                 self.claim_again(&self.lock_claims()?)?;
@@ -463,7 +425,7 @@ impl Inner {
     fn is_orphan(&self, chunk: u64, living: &mut HashMap<u32, bool>) -> bool {
         let owner = self.local.owner(chunk);
         if owner == self.host.inner.tag {
-            return !self.store.cells().has_chunk(chunk);
+            return !self.cells().has_chunk(chunk);
         }
         !*living.entry(owner).or_insert_with(|| owner != 0 && self.host.inner.is_tag_alive(owner))
     }

@@ -7,12 +7,15 @@
 
 use crate::cache::cells::FoundBlock;
 use crate::cache::cells::adopt::Use;
+use crate::cache::cells::store::CellStore;
+use crate::cache::index::Index;
 use crate::cache::observe::events::Change;
 use crate::cache::policy::{Candidate, QueueEnd, Verdict};
 use crate::cache::{BlockKey, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;
+use crate::line::if_whole;
 use crate::media::Descriptor;
 use crate::metrics::EvictionReason;
 
@@ -27,7 +30,6 @@ const OFFERED: usize = 256;
 /// Blocks evicted together.
 pub(in crate::cache) const BATCH: usize = 32;
 
-/// A block on its way out.
 #[derive(Clone, Copy)]
 pub(in crate::cache) struct Victim {
     pub cell: u64,
@@ -35,49 +37,23 @@ pub(in crate::cache) struct Victim {
     pub parent: Option<[u8; 16]>,
 }
 
-/// What became of candidates.
 struct Chosen {
     victims: Vec<Victim>,
     /// How many stay because a host has used them since.
     younger: usize,
 }
 
-/// Why blocks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) enum Reason {
-    /// Room is needed.
     Room,
     /// Its namespace has more than it may have.
     Quota,
     /// Another host has the same block.
     Duplicate,
-    /// It was asked for.
     Asked,
 }
 
-impl Inner {
-    /// Evicts up to `count` blocks of a class, in the order of the policy; returns how many cells are free now that were not.
-    pub(in crate::cache) fn evict(&self, class: usize, count: usize) -> Result<usize> {
-        let op = self.work()?;
-        self.host.check_fences(&op)?;
-        let (mut freed, mut looked_at, mut younger) = (0, 0, 0);
-        let mut candidates: Vec<Candidate> = Vec::new();
-        while freed < count && looked_at < LOOKED_AT {
-            candidates.clear();
-            let tick = self.store.clock_now();
-            self.store.cells().victims(class, (count - freed).min(BATCH), tick, &mut candidates);
-            if candidates.is_empty() {
-                break;
-            }
-            let chosen = self.choose(&candidates, younger < YOUNGER_AT)?;
-            looked_at += candidates.len() - chosen.younger;
-            younger += chosen.younger;
-            let victims = chosen.victims;
-            freed += self.retire(&op, victims, Reason::Room)?;
-        }
-        Ok(freed)
-    }
-
+impl CellStore {
     /// Settles candidates: those that are not in use are taken out of the order; with `spares_younger`, not those that a host has used
     /// since.
     fn choose(&self, candidates: &[Candidate], spares_younger: bool) -> Result<Chosen> {
@@ -85,7 +61,7 @@ impl Inner {
         let uses = match self.uses(&cells) {
             Ok(uses) => uses,
             Err(error) => {
-                let mut own = self.store.cells();
+                let mut own = self.cells();
                 for &cell in &cells {
                     own.settle(cell, Verdict::Kept);
                 }
@@ -93,7 +69,7 @@ impl Inner {
             }
         };
         let mut chosen = Chosen { victims: Vec::with_capacity(candidates.len()), younger: 0 };
-        let mut own = self.store.cells();
+        let mut own = self.cells();
         for (candidate, seen) in candidates.iter().zip(&uses) {
             let verdict = match self.youngest(seen) {
                 _ if seen.pinned => Verdict::InUse,
@@ -111,56 +87,9 @@ impl Inner {
         Ok(chosen)
     }
 
-    /// The youngest of the ticks at which hosts used a cell.
     pub(in crate::cache) fn youngest(&self, seen: &Use) -> Option<u32> {
-        let clock = self.store.clock();
+        let clock = self.clock();
         (1..8).filter(|tick| seen.ticks >> tick & 1 == 1).filter_map(|tick| clock.tick_of(tick)).max()
-    }
-
-    /// Takes blocks out, unless a host has pinned them. They are busy, in no list; afterwards each is free or READY again.
-    /// Returns how many are free.
-    pub(in crate::cache) fn retire(&self, op: &Op<'_>, victims: Vec<Victim>, reason: Reason) -> Result<usize> {
-        if victims.is_empty() {
-            return Ok(0);
-        }
-        let (truths, uses) = match self.mark_evicting(op, &victims) {
-            Ok(marked) => marked,
-            Err(error) => {
-                // They are in no list any more, unless a re-join brings some back, which is told then.
-                self.tell_gone(&victims, reason);
-                return Err(error);
-            }
-        };
-        // What cannot be told counts as pinned.
-        let in_use = Use { pinned: true, ..Use::default() };
-        let (uses, failure) = match uses {
-            Ok(uses) => (uses, None),
-            Err(error) => (vec![in_use; victims.len()], Some(error)),
-        };
-        let gone: Vec<Victim> = victims.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).map(|(victim, _)| *victim).collect();
-        // Before any process can publish them anew, and tell that.
-        self.tell_gone(&gone, reason);
-        for ((victim, truth), seen) in victims.iter().zip(&truths).zip(&uses) {
-            let line = if seen.pinned { *truth } else { self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default()) };
-            self.lines().write(victim.cell, line)?;
-        }
-        self.lines().fence_published();
-        let early = mutant!("cache.freed_before_hint_removed");
-        if early {
-            gone.iter().for_each(|victim| self.store.cells().set_free(victim.cell));
-        }
-        point!("cache.evicted");
-        let tick = self.store.clock_now();
-        for (victim, _) in victims.iter().zip(&uses).filter(|(_, seen)| seen.pinned) {
-            self.metrics.evictions_pinned_total.inc();
-            self.store.cells().set_ready(victim.cell, victim.descriptor, victim.parent, QueueEnd::Young, tick)?;
-        }
-        self.count_gone(&gone, reason);
-        self.remove_hints(&gone)?;
-        if !early {
-            gone.iter().for_each(|victim| self.store.cells().set_free(victim.cell));
-        }
-        failure.map_or(Ok(gone.len()), Err)
     }
 
     /// Publishes that blocks are about to go, and looks at their pins and this host's fences behind that; returns what is known of the
@@ -171,9 +100,9 @@ impl Inner {
         let truths = victims.iter().map(|victim| self.truth(victim)).collect::<Result<Vec<_>>>()?;
         point!("cache.evict");
         for (victim, truth) in victims.iter().zip(&truths) {
-            self.lines().write(victim.cell, Descriptor { state: Descriptor::EVICTING, ..*truth })?;
+            self.host.lines().write(victim.cell, Descriptor { state: Descriptor::EVICTING, ..*truth })?;
         }
-        self.lines().fence_published();
+        self.host.lines().fence_published();
         point!("cache.evicting");
         let uses = match early {
             Some(uses) => Ok(uses),
@@ -192,30 +121,12 @@ impl Inner {
     /// What an owner knows of a block: its own memory, never the line, on which a stray may lie (CACHE.md C12).
     fn truth(&self, victim: &Victim) -> Result<Descriptor> {
         if mutant!("cache.owner_reads_back")
-            && let Some(found) = self.descriptor(victim.cell)?
+            && let Some(found) = if_whole(self.host.lines().fetch::<Descriptor>(victim.cell))?
         {
             let Descriptor { owner, incarnation, seq, .. } = victim.descriptor;
             return Ok(Descriptor { state: Descriptor::READY, owner, incarnation, seq, ..found });
         }
         Ok(victim.descriptor)
-    }
-
-    /// Removes the hints of blocks whose descriptors are FREE but whose cells are not given out yet (CACHE.md C10). A hint that cannot be
-    /// removed now is stale, and overwritten by the next insert that needs its place.
-    fn remove_hints(&self, gone: &[Victim]) -> Result<()> {
-        let mut homes: Vec<_> = gone
-            .iter()
-            .map(|victim| (self.home(Namespace(victim.descriptor.namespace), BlockKey(victim.descriptor.key)), victim.cell))
-            .collect();
-        homes.sort_by_key(|(home, _)| home.stripe);
-        let groups: Vec<_> = homes.chunk_by(|a, b| a.0.stripe == b.0.stripe).collect();
-        let removed = self.lock_stripes(groups.iter().map(|group| &group[0].0), |place| {
-            groups[place].iter().try_for_each(|(home, cell)| self.remove(home, *cell))
-        });
-        match removed {
-            Err(Error::BadLine { .. } | Error::Timeout { .. }) => Ok(()),
-            other => other,
-        }
     }
 
     fn count_gone(&self, gone: &[Victim], reason: Reason) {
@@ -238,19 +149,118 @@ impl Inner {
         }));
     }
 
+    /// Takes those of the blocks that are still there out of the order: by now their cells may hold others.
+    pub(in crate::cache) fn take(&self, blocks: &[FoundBlock]) -> Vec<Victim> {
+        let mut own = self.cells();
+        let victims = blocks.iter().filter_map(|&found| {
+            let (cell, parent) = (found.cell, own.parent(found.cell));
+            own.take_ready(found).map(|descriptor| Victim { cell, descriptor, parent })
+        });
+        victims.collect()
+    }
+}
+
+impl Index {
+    /// Removes the hints of blocks whose descriptors are FREE but whose cells are not given out yet (CACHE.md C10). A hint that cannot be
+    /// removed now is stale, and overwritten by the next insert that needs its place.
+    fn remove_hints(&self, gone: &[Victim]) -> Result<()> {
+        let mut homes: Vec<_> = gone
+            .iter()
+            .map(|victim| (self.home(Namespace(victim.descriptor.namespace), BlockKey(victim.descriptor.key)), victim.cell))
+            .collect();
+        homes.sort_by_key(|(home, _)| home.stripe);
+        let groups: Vec<_> = homes.chunk_by(|a, b| a.0.stripe == b.0.stripe).collect();
+        let removed = self.lock_stripes(groups.iter().map(|group| &group[0].0), |place| {
+            groups[place].iter().try_for_each(|(home, cell)| self.remove(home, *cell))
+        });
+        match removed {
+            Err(Error::BadLine { .. } | Error::Timeout { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+impl Inner {
+    /// Evicts up to `count` blocks of a class, in the order of the policy; returns how many cells are free now that were not.
+    pub(in crate::cache) fn evict(&self, class: usize, count: usize) -> Result<usize> {
+        let op = self.store.work()?;
+        self.host.check_fences(&op)?;
+        let (mut freed, mut looked_at, mut younger) = (0, 0, 0);
+        let mut candidates: Vec<Candidate> = Vec::new();
+        while freed < count && looked_at < LOOKED_AT {
+            candidates.clear();
+            let tick = self.store.clock_now();
+            self.store.cells().victims(class, (count - freed).min(BATCH), tick, &mut candidates);
+            if candidates.is_empty() {
+                break;
+            }
+            let chosen = self.store.choose(&candidates, younger < YOUNGER_AT)?;
+            looked_at += candidates.len() - chosen.younger;
+            younger += chosen.younger;
+            let victims = chosen.victims;
+            freed += self.retire(&op, victims, Reason::Room)?;
+        }
+        Ok(freed)
+    }
+
+    /// Takes blocks out, unless a host has pinned them. They are busy, in no list; afterwards each is free or READY again.
+    /// Returns how many are free.
+    pub(in crate::cache) fn retire(&self, op: &Op<'_>, victims: Vec<Victim>, reason: Reason) -> Result<usize> {
+        if victims.is_empty() {
+            return Ok(0);
+        }
+        let (truths, uses) = match self.store.mark_evicting(op, &victims) {
+            Ok(marked) => marked,
+            Err(error) => {
+                // They are in no list any more, unless a re-join brings some back, which is told then.
+                self.store.tell_gone(&victims, reason);
+                return Err(error);
+            }
+        };
+        // What cannot be told counts as pinned.
+        let in_use = Use { pinned: true, ..Use::default() };
+        let (uses, failure) = match uses {
+            Ok(uses) => (uses, None),
+            Err(error) => (vec![in_use; victims.len()], Some(error)),
+        };
+        let gone: Vec<Victim> = victims.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).map(|(victim, _)| *victim).collect();
+        // Before any process can publish them anew, and tell that.
+        self.store.tell_gone(&gone, reason);
+        for ((victim, truth), seen) in victims.iter().zip(&truths).zip(&uses) {
+            let line = if seen.pinned { *truth } else { self.store.stamp(op.incarnation(), Descriptor::FREE, Descriptor::default()) };
+            self.lines().write(victim.cell, line)?;
+        }
+        self.lines().fence_published();
+        let early = mutant!("cache.freed_before_hint_removed");
+        if early {
+            gone.iter().for_each(|victim| self.store.cells().set_free(victim.cell));
+        }
+        point!("cache.evicted");
+        let tick = self.store.clock_now();
+        for (victim, _) in victims.iter().zip(&uses).filter(|(_, seen)| seen.pinned) {
+            self.metrics.evictions_pinned_total.inc();
+            self.store.cells().set_ready(victim.cell, victim.descriptor, victim.parent, QueueEnd::Young, tick)?;
+        }
+        self.store.count_gone(&gone, reason);
+        self.index.remove_hints(&gone)?;
+        if !early {
+            gone.iter().for_each(|victim| self.store.cells().set_free(victim.cell));
+        }
+        failure.map_or(Ok(gone.len()), Err)
+    }
+
     /// Takes out those of this process's blocks that `wanted` says, as far as they are not pinned; returns how many went.
     pub(in crate::cache) fn remove_blocks(&self, wanted: impl FnMut(&Descriptor) -> bool) -> Result<usize> {
         let blocks = self.store.cells().blocks(wanted);
-        self.remove_found(blocks)
+        self.remove_each(blocks, Reason::Asked)
     }
 
-    /// Takes out the blocks of this process of one namespace, or all.
     pub(in crate::cache) fn clear_own(&self, namespace: Option<Namespace>) -> Result<usize> {
         let removed = self.remove_blocks(|block| namespace.is_none_or(|namespace| block.namespace == namespace.0))?;
         if let Some(namespace) = namespace {
             let own = self.store.cells();
             if own.share(&namespace.0).blocks == 0 {
-                self.events.emit(Change::Cleared { namespace });
+                self.store.events.emit(Change::Cleared { namespace });
             }
         }
         Ok(removed)
@@ -260,15 +270,15 @@ impl Inner {
     /// longest, as far as ticks tell, and of these the ones published first. The policy orders the blocks of all namespaces, so it is not
     /// asked.
     pub(in crate::cache) fn evict_of(&self, namespace: Namespace, bytes: u64) -> Result<()> {
-        let op = self.work()?;
+        let op = self.store.work()?;
         self.host.check_fences(&op)?;
         let blocks = self.store.cells().blocks_of(&namespace.0);
         let mut missing = bytes;
         for offered in blocks.chunks(OFFERED) {
             let cells: Vec<u64> = offered.iter().map(|(found, _)| found.cell).collect();
-            let uses = self.uses(&cells)?;
+            let uses = self.store.uses(&cells)?;
             let mut unused: Vec<_> = offered.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).collect();
-            unused.sort_by_key(|(_, seen)| self.youngest(seen));
+            unused.sort_by_key(|(_, seen)| self.store.youngest(seen));
             let wanted = unused.into_iter().map_while(|(&(found, cell_bytes), _)| {
                 let is_wanted = missing > 0;
                 missing = missing.saturating_sub(cell_bytes);
@@ -276,7 +286,7 @@ impl Inner {
             });
             let wanted: Vec<FoundBlock> = wanted.collect();
             for batch in wanted.chunks(BATCH) {
-                let victims = self.take(batch);
+                let victims = self.store.take(batch);
                 self.retire(&op, victims, Reason::Quota)?;
             }
             if missing == 0 {
@@ -286,32 +296,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes those of the blocks that are still there out of the order: by now their cells may hold others.
-    pub(in crate::cache) fn take(&self, blocks: &[FoundBlock]) -> Vec<Victim> {
-        let mut own = self.store.cells();
-        let victims = blocks.iter().filter_map(|&found| {
-            let (cell, parent) = (found.cell, own.parent(found.cell));
-            own.take_ready(found).map(|descriptor| Victim { cell, descriptor, parent })
-        });
-        victims.collect()
-    }
-
     /// Takes these blocks of this process out, as far as they are not pinned; returns how many went.
-    pub(in crate::cache) fn remove_found(&self, blocks: Vec<FoundBlock>) -> Result<usize> {
-        self.remove_for(blocks, Reason::Asked)
-    }
-
-    /// Takes a block out of which another host has the same.
-    pub(in crate::cache) fn remove_duplicate(&self, block: FoundBlock) -> Result<usize> {
-        self.remove_for(vec![block], Reason::Duplicate)
-    }
-
-    fn remove_for(&self, blocks: Vec<FoundBlock>, reason: Reason) -> Result<usize> {
-        let op = self.work()?;
+    pub(in crate::cache) fn remove_each(&self, blocks: Vec<FoundBlock>, reason: Reason) -> Result<usize> {
+        let op = self.store.work()?;
         self.host.check_fences(&op)?;
         let mut removed = 0;
         for batch in blocks.chunks(BATCH) {
-            let victims = self.take(batch);
+            let victims = self.store.take(batch);
             removed += self.retire(&op, victims, reason)?;
         }
         Ok(removed)

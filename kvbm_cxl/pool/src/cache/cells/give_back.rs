@@ -7,29 +7,23 @@
 //! claim.
 
 use crate::background::held;
-use crate::cache::Inner;
 use crate::cache::cells::OwnedCellState;
-use crate::cache::cells::claims::{Claimant, Judge, Row};
+use crate::cache::cells::claims::{CellClaimRow, CellClaimant, FenceJudge};
+use crate::cache::cells::store::CellStore;
 use crate::error::Result;
 use crate::fault::{mutant, point};
 use crate::line::if_whole;
 use crate::lock::LockGuard;
 use crate::media::Descriptor;
-use std::collections::HashMap;
-use std::sync::Mutex;
 
-/// Chunks in which this process found nothing, with the claimants that they had then. Who writes to such a chunk claims it first.
-#[derive(Default)]
-pub(in crate::cache) struct LeftEmpty(Mutex<HashMap<u64, Vec<Claimant>>>);
-
-impl Inner {
+impl CellStore {
     /// Whether another host that claims a chunk may still write lines of it.
     pub(in crate::cache) fn is_beside_others(&self, chunk: u64) -> Result<bool> {
         let (row, bit) = self.row_of(chunk)?;
-        Ok(!self.have_others_ended(&mut Judge::new(self), &row, bit)?)
+        Ok(!self.have_others_ended(&mut FenceJudge::new(&self.host), &row, bit)?)
     }
 
-    fn have_others_ended(&self, judge: &mut Judge<'_>, row: &Row, bit: usize) -> Result<bool> {
+    fn have_others_ended(&self, judge: &mut FenceJudge<'_>, row: &CellClaimRow, bit: usize) -> Result<bool> {
         for other in row.claimants(bit, self.host.slot()) {
             if !judge.has_ended(other)? {
                 return Ok(false);
@@ -44,10 +38,10 @@ impl Inner {
         let guard = self.lock_claims()?;
         let (row, bit) = self.row_of(chunk)?;
         // Late lines of another claimant are for the next owner to know of.
-        if !self.have_others_ended(&mut Judge::new(self), &row, bit)? && !mutant!("cache.given_back_beside_others") {
+        if !self.have_others_ended(&mut FenceJudge::new(&self.host), &row, bit)? && !mutant!("cache.given_back_beside_others") {
             return Ok(false);
         }
-        let mut cells = self.store.cells();
+        let mut cells = self.cells();
         if !cells.is_all_free(chunk) || self.cells_of(chunk).any(|cell| cells.state(cell) != Some(OwnedCellState::Free)) {
             return Ok(false);
         }
@@ -71,20 +65,20 @@ impl Inner {
             return Ok(());
         }
         for cell in self.cells_of(chunk) {
-            self.lines().write(cell, self.stamped(guard.op().incarnation(), Descriptor::FREE, Descriptor::default()))?;
+            self.host.lines().write(cell, self.stamp(guard.op().incarnation(), Descriptor::FREE, Descriptor::default()))?;
         }
-        self.lines().fence_published();
+        self.host.lines().fence_published();
         point!("cache.stamped_free");
         Ok(())
     }
 
     /// Whether a claimed chunk is to be taken over for what is in it. One in which there is nothing, and in which all claimants have ended,
     /// waits for a process that needs cells, as chunks without a claim do.
-    pub(super) fn is_abandoned(&self, judge: &mut Judge<'_>, row: &Row, bit: usize) -> Result<bool> {
+    pub(super) fn is_abandoned(&self, judge: &mut FenceJudge<'_>, row: &CellClaimRow, bit: usize) -> Result<bool> {
         if !self.may_adopt(judge, row, bit)? {
             return Ok(false);
         }
-        let claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
+        let claimants: Vec<CellClaimant> = row.claimants(bit, self.host.slot()).collect();
         for &claimant in &claimants {
             if !judge.has_ended(claimant)? {
                 return Ok(true);
@@ -94,25 +88,25 @@ impl Inner {
         if !self.is_left_empty(chunk, claimants)? {
             return Ok(true);
         }
-        if let Some(class) = self.lines().layout().cell_class(chunk) {
-            self.store.has_exhausted(class, false);
+        if let Some(class) = self.host.lines().layout().cell_class(chunk) {
+            self.has_exhausted(class, false);
         }
         Ok(false)
     }
 
-    fn is_left_empty(&self, chunk: u64, claimants: Vec<Claimant>) -> Result<bool> {
-        if held(&self.store.left_empty.0).get(&chunk) == Some(&claimants) {
+    fn is_left_empty(&self, chunk: u64, claimants: Vec<CellClaimant>) -> Result<bool> {
+        if held(&self.left_empty).get(&chunk) == Some(&claimants) {
             return Ok(true);
         }
         let cells: Vec<u64> = self.cells_of(chunk).collect();
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
-        self.lines().fetch_many(&cells, &mut fetched)?;
+        self.host.lines().fetch_many(&cells, &mut fetched)?;
         for found in fetched {
             if if_whole(found)?.is_none_or(|found| found.state != Descriptor::FREE) {
                 return Ok(false);
             }
         }
-        held(&self.store.left_empty.0).insert(chunk, claimants);
+        held(&self.left_empty).insert(chunk, claimants);
         Ok(true)
     }
 }

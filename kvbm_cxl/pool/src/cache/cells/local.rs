@@ -5,9 +5,8 @@
 //! of one that died can be taken back; the counts beside the composed pin line only sum these notes up, and are made anew from them when
 //! a process died in the middle of a change. Only atomics live here; all zero is the empty state.
 
-use super::residue::HOOKS;
+use crate::cache::policy::CYCLE_TICKS;
 use crate::error::{Error, Result};
-use crate::host::Host;
 use crate::host::local_mutex::LocalMutex;
 use crate::limits::{MAX_PINS, MAX_PROCESSES};
 use crate::media::{CELLS_PER_PIN, Geometry, Layout};
@@ -21,7 +20,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 const VERSION: u32 = 3;
 
 #[repr(C, align(64))]
-pub(in crate::cache) struct Header {
+pub(in crate::cache) struct CellsHeader {
     version: AtomicU32,
     /// Ticks of the pool that this host has followed; 0 = none yet.
     pub ticks: AtomicU64,
@@ -39,7 +38,6 @@ pub(in crate::cache) struct Header {
 /// One pin line of this host: the composed nibbles and what they are composed of.
 #[repr(C, align(64))]
 pub(in crate::cache) struct PinRow {
-    /// Held from the change of a count to the fence behind the publish.
     pub mutex: LocalMutex,
     /// The [`attachment`] under which the line was last published as it is; 0 = none.
     pub published: AtomicU64,
@@ -48,7 +46,6 @@ pub(in crate::cache) struct PinRow {
 }
 
 impl PinRow {
-    /// The nibble of the cell at a place.
     pub fn nibble(&self, place: usize) -> u8 {
         (self.nibbles[place / 16].load(Ordering::Relaxed) >> (place % 16 * 4)) as u8 & 15
     }
@@ -62,18 +59,21 @@ impl PinRow {
     }
 }
 
+/// The number that stands for a count of ticks in a pin line, 1 to 7.
+pub(in crate::cache) fn number(ticks: u64) -> u8 {
+    (ticks % u64::from(CYCLE_TICKS)) as u8 + 1
+}
+
 /// Slot and incarnation in one word. The slot counts as well: a machine may come back in another one, under an incarnation number that it
 /// had before.
 pub(in crate::cache) fn attachment(slot: u16, incarnation: u32) -> u64 {
     (u64::from(slot) + 1) << 32 | u64::from(incarnation)
 }
 
-/// What one process has pinned.
 #[repr(C, align(64))]
 struct Notes {
     /// Tag of the process; 0 = none.
     tag: AtomicU32,
-    /// How many of the entries were ever used.
     used: AtomicU32,
 }
 
@@ -82,8 +82,7 @@ pub(in crate::cache) fn note(cell: u64, count: u16) -> u64 {
     if count == 0 { 0 } else { (cell + 1) << 16 | u64::from(count) }
 }
 
-/// The cell and count of a note.
-pub(in crate::cache) fn noted(note: u64) -> Option<(u64, u16)> {
+pub(in crate::cache) fn pin_of_note(note: u64) -> Option<(u64, u16)> {
     (note != 0).then(|| ((note >> 16).wrapping_sub(1), note as u16))
 }
 
@@ -96,7 +95,6 @@ impl ChunkUse {
     /// One cell that is being filled.
     const CELL: u64 = 1 << 32;
 
-    /// The process.
     pub fn owner(self) -> u32 {
         self.0 as u32
     }
@@ -106,8 +104,7 @@ impl ChunkUse {
         self.0 >= Self::CELL
     }
 
-    /// The same without cells that are being filled.
-    fn filled(self) -> Self {
+    fn without_fills(self) -> Self {
         ChunkUse(self.owner().into())
     }
 }
@@ -121,7 +118,6 @@ pub(in crate::cache) fn local_bytes(layout: &Layout) -> usize {
     if layout.geometry().cell_chunks() == 0 { 0 } else { Offsets::new(layout.geometry()).end }
 }
 
-/// Where the parts lie behind the start of the area.
 #[derive(Clone)]
 struct Offsets {
     rows: usize,
@@ -133,7 +129,7 @@ struct Offsets {
 
 impl Offsets {
     fn new(geometry: &Geometry) -> Self {
-        let rows = size_of::<Header>();
+        let rows = size_of::<CellsHeader>();
         let notes = rows + geometry.pin_lines() as usize * size_of::<PinRow>();
         let entries = notes + MAX_PROCESSES * size_of::<Notes>();
         let owners = entries + MAX_PROCESSES * notes_per_process(geometry) * size_of::<AtomicU64>();
@@ -142,7 +138,6 @@ impl Offsets {
     }
 }
 
-/// The area, as mapped by this process.
 #[derive(Clone)]
 pub(in crate::cache) struct LocalCells {
     start: NonNull<u8>,
@@ -158,11 +153,6 @@ unsafe impl Send for LocalCells {}
 unsafe impl Sync for LocalCells {}
 
 impl LocalCells {
-    /// The area of `host`.
-    pub fn of(host: &Host) -> Result<Self> {
-        Self::over(host.lines().layout(), host.local_part(&HOOKS)?)
-    }
-
     /// The area in `local`, the cache's part of a host's local memory.
     pub fn over(layout: &Layout, local: LocalMemory) -> Result<Self> {
         let LocalMemory { start, len_bytes, owner } = local;
@@ -186,11 +176,15 @@ impl LocalCells {
         unsafe { std::slice::from_raw_parts(self.start.byte_add(at).cast::<T>().as_ptr(), count) }
     }
 
-    pub fn header(&self) -> &Header {
-        &self.slice::<Header>(0, 1)[0]
+    /// The number that stands for now in a pin line, 1 to 7.
+    pub fn tick(&self) -> u8 {
+        number(self.header().ticks.load(Ordering::Relaxed))
     }
 
-    /// The pin lines of this host.
+    pub fn header(&self) -> &CellsHeader {
+        &self.slice::<CellsHeader>(0, 1)[0]
+    }
+
     pub fn rows(&self) -> &[PinRow] {
         self.slice(self.offsets.rows, self.geometry.pin_lines() as usize)
     }
@@ -199,14 +193,12 @@ impl LocalCells {
         self.slice(self.offsets.notes, MAX_PROCESSES)
     }
 
-    /// The entries of process `index`.
     pub fn entries(&self, index: usize) -> &[AtomicU64] {
         let per_process = notes_per_process(&self.geometry);
         let at = self.offsets.entries + index * per_process * size_of::<AtomicU64>();
         self.slice(at, per_process)
     }
 
-    /// The entries of process `index` that were ever used.
     pub fn used_entries(&self, index: usize) -> &[AtomicU64] {
         let used = self.all_notes()[index].used.load(Ordering::Acquire) as usize;
         let entries = self.entries(index);
@@ -223,7 +215,6 @@ impl LocalCells {
         self.all_notes()[index].tag.load(Ordering::Acquire)
     }
 
-    /// Gives notes `index` to the process `tag`.
     pub fn set_notes_tag(&self, index: usize, tag: u32) {
         self.all_notes()[index].tag.store(tag, Ordering::Release);
     }
@@ -237,7 +228,6 @@ impl LocalCells {
         self.slice(self.offsets.owners, self.geometry.cell_chunks() as usize)
     }
 
-    /// What the processes know of a cell chunk.
     pub fn chunk(&self, chunk: u64) -> ChunkUse {
         ChunkUse(self.uses().get(chunk as usize).map_or(0, |of| of.load(Ordering::Acquire)))
     }
@@ -266,7 +256,6 @@ impl LocalCells {
         }
     }
 
-    /// Notes that a cell of a chunk is about to be filled.
     pub fn begin_filling(&self, chunk: u64) {
         if let Some(of) = self.uses().get(chunk as usize) {
             of.fetch_add(ChunkUse::CELL, Ordering::AcqRel);
@@ -283,13 +272,12 @@ impl LocalCells {
     }
 
     /// Notes that all cells of a chunk are past this machine's caches, if nothing has changed since it was `found`.
-    pub fn brought_out(&self, chunk: u64, found: ChunkUse) {
+    pub fn note_flushed(&self, chunk: u64, found: ChunkUse) {
         if let Some(of) = self.uses().get(chunk as usize) {
-            let _ = of.compare_exchange(found.0, found.filled().0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = of.compare_exchange(found.0, found.without_fills().0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// The next sequence number.
     pub fn next_sequence(&self) -> u64 {
         self.header().sequence.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -301,8 +289,8 @@ mod tests {
 
     #[test]
     fn notes_keep_cell_and_count() {
-        assert_eq!(noted(note(0, 3)), Some((0, 3)));
-        assert_eq!(noted(note(u64::from(u32::MAX), u16::MAX)), Some((u32::MAX.into(), u16::MAX)));
-        assert_eq!((note(7, 0), noted(0)), (0, None));
+        assert_eq!(pin_of_note(note(0, 3)), Some((0, 3)));
+        assert_eq!(pin_of_note(note(u64::from(u32::MAX), u16::MAX)), Some((u32::MAX.into(), u16::MAX)));
+        assert_eq!((note(7, 0), pin_of_note(0)), (0, None));
     }
 }

@@ -21,12 +21,11 @@ use crate::error::Result;
 use crate::limits::CELL_CLASSES;
 use crate::media::{Descriptor, Geometry};
 use std::collections::{BTreeMap, BTreeSet};
-use usage::{Holdings, Share};
+use std::sync::atomic::{AtomicU64, Ordering};
+use usage::{NamespaceUsage, Share};
 
-/// What a cell is to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnedCellState {
-    /// In the free list.
     Free,
     /// In the hands of one operation of this process, which alone publishes its descriptor.
     Busy,
@@ -49,8 +48,7 @@ struct Cell {
     counts: bool,
 }
 
-/// A chunk of this process.
-pub(super) struct Chunk {
+pub(super) struct CellChunk {
     class: usize,
     cells: Box<[Cell]>,
     free: u128,
@@ -59,13 +57,29 @@ pub(super) struct Chunk {
     draining: bool,
 }
 
-/// The cells of one size.
 struct Class {
     /// Chunks that have free cells, and some that had: a cell that comes and goes leaves its chunk here.
     with_free: BTreeSet<u64>,
     free: u64,
     ready: u64,
     policy: Box<dyn EvictionPolicy>,
+}
+
+#[derive(Default)]
+pub(in crate::cache) struct Pace {
+    last_ns: AtomicU64,
+}
+
+impl Pace {
+    /// Whether the last request was made at least `period_ns` ago; notes this one, if so.
+    pub fn is_time(&self, now_ns: u64, period_ns: u64) -> bool {
+        let (now_ns, last_ns) = (now_ns.max(1), self.last_ns.load(Ordering::Relaxed));
+        let is_time = last_ns == 0 || now_ns.saturating_sub(last_ns) >= period_ns;
+        if is_time {
+            self.last_ns.store(now_ns, Ordering::Relaxed);
+        }
+        is_time
+    }
 }
 
 /// A block as it was found: its cell may hold another one by the time of the next look.
@@ -81,12 +95,11 @@ impl FoundBlock {
     }
 }
 
-/// Everything that this process owns.
 pub(super) struct Cells {
     geometry: Geometry,
-    chunks: BTreeMap<u64, Chunk>,
+    chunks: BTreeMap<u64, CellChunk>,
     classes: [Option<Class>; CELL_CLASSES],
-    pub holdings: Holdings,
+    pub usage: NamespaceUsage,
 }
 
 impl Cells {
@@ -99,7 +112,7 @@ impl Cells {
                 policy: policy.build(geometry.cell_count()),
             })
         };
-        Cells { geometry: *geometry, chunks: BTreeMap::new(), classes: std::array::from_fn(class), holdings: Holdings::default() }
+        Cells { geometry: *geometry, chunks: BTreeMap::new(), classes: std::array::from_fn(class), usage: NamespaceUsage::default() }
     }
 
     fn per_chunk(&self) -> u64 {
@@ -119,7 +132,6 @@ impl Cells {
         self.chunks.contains_key(&chunk)
     }
 
-    /// Numbers of the chunks.
     pub fn chunks(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks.keys().copied()
     }
@@ -129,7 +141,7 @@ impl Cells {
         let busy = Cell { state: OwnedCellState::Busy, descriptor: Descriptor::default(), parent: None, counts: false };
         let cells = vec![busy; self.per_chunk() as usize].into_boxed_slice();
         self.remove_chunk(chunk);
-        self.chunks.insert(chunk, Chunk { class, cells, free: 0, quarantined: 0, draining: false });
+        self.chunks.insert(chunk, CellChunk { class, cells, free: 0, quarantined: 0, draining: false });
     }
 
     /// Forgets a chunk with all its cells; returns the blocks that were in it, with their cells.
@@ -149,7 +161,7 @@ impl Cells {
     /// Takes a cell out of whatever list it is in, and what it held out of its namespace's share.
     fn make_busy(&mut self, number: u64) {
         if let Some((namespace, cell_bytes)) = self.take_out(number, false) {
-            self.holdings.settled(&namespace, cell_bytes);
+            self.usage.settle(&namespace, cell_bytes);
         }
     }
 
@@ -169,9 +181,9 @@ impl Cells {
             }
             OwnedCellState::Quarantined => chunk.quarantined &= !(1 << place),
             OwnedCellState::Ready => {
-                class.policy.removed(number);
+                class.policy.on_remove(number);
                 class.ready -= 1;
-                self.holdings.is_going(&cell.descriptor.namespace);
+                self.usage.is_going(&cell.descriptor.namespace);
             }
             OwnedCellState::Busy | OwnedCellState::Bad => {}
         }
@@ -188,7 +200,6 @@ impl Cells {
         self.geometry.cells[class].cell_bytes
     }
 
-    /// A cell that holds nothing.
     pub fn set_free(&mut self, number: u64) {
         self.make_busy(number);
         let (chunk_number, place) = self.place(number);
@@ -212,10 +223,10 @@ impl Cells {
         let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) else { return Ok(()) };
         let Some(cell) = chunk.cells.get_mut(place) else { return Ok(()) };
         let entry = Entry { cell: number, key: descriptor.key, namespace: descriptor.namespace, parent };
-        class.policy.inserted(&entry, age, tick)?;
+        class.policy.on_insert(&entry, age, tick)?;
         class.ready += 1;
         *cell = Cell { state: OwnedCellState::Ready, descriptor, parent, counts: true };
-        self.holdings.add(descriptor.namespace, cell_bytes);
+        self.usage.add(descriptor.namespace, cell_bytes);
         Ok(())
     }
 
@@ -229,7 +240,6 @@ impl Cells {
         chunk.quarantined |= 1 << place;
     }
 
-    /// A cell whose memory is bad.
     pub fn set_bad(&mut self, number: u64) {
         self.make_busy(number);
         let (chunk, place) = self.place(number);
@@ -248,7 +258,6 @@ impl Cells {
         self.cell(cell)?.parent
     }
 
-    /// What a cell of this process is.
     pub fn state(&self, cell: u64) -> Option<OwnedCellState> {
         self.cell(cell).map(|cell| cell.state)
     }
@@ -293,12 +302,10 @@ impl Cells {
         cells
     }
 
-    /// Cells in quarantine.
-    pub fn quarantined(&self) -> u64 {
+    pub fn count_quarantined(&self) -> u64 {
         self.chunks.values().map(|chunk| u64::from(chunk.quarantined.count_ones())).sum()
     }
 
-    /// Chunks with quarantined cells.
     pub fn chunks_in_quarantine(&self) -> Vec<u64> {
         self.chunks.iter().filter(|(_, chunk)| chunk.quarantined != 0).map(|(&number, _)| number).collect()
     }
@@ -318,10 +325,10 @@ impl Cells {
     }
 
     /// News that this process used a block.
-    pub fn touched(&mut self, cell: u64, tick: u32) {
+    pub fn on_use(&mut self, cell: u64, tick: u32) {
         let Some(chunk) = self.chunks.get(&self.place(cell).0) else { return };
         if let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) {
-            class.policy.touched(cell, tick);
+            class.policy.on_use(cell, tick);
         }
     }
 
@@ -333,7 +340,6 @@ impl Cells {
         }
     }
 
-    /// Up to `limit` chunks from `from` on.
     pub fn chunks_from(&self, from: u64, limit: usize) -> Vec<u64> {
         self.chunks.range(from..).map(|(&chunk, _)| chunk).take(limit).collect()
     }
@@ -380,9 +386,8 @@ impl Cells {
         ready.take(limit).map(|(number, cell)| (number, cell.descriptor)).collect()
     }
 
-    /// What a namespace has here.
     pub fn share(&self, namespace: &[u8; 16]) -> Share {
-        self.holdings.share(namespace)
+        self.usage.share(namespace)
     }
 
     /// Stops giving out cells of a chunk; its free ones stay where they are.
@@ -412,7 +417,7 @@ impl Cells {
 
     /// The chunks of a class without busy or quarantined cells, those with the fewest blocks first.
     pub fn emptiest(&self, class: usize) -> Vec<u64> {
-        let settled = |chunk: &Chunk| {
+        let settled = |chunk: &CellChunk| {
             chunk.class == class && chunk.cells.iter().all(|cell| matches!(cell.state, OwnedCellState::Free | OwnedCellState::Ready))
         };
         let mut chunks: Vec<(u32, u64)> =
@@ -464,7 +469,7 @@ mod tests {
         cells.quarantine(8);
         assert_eq!(cells.take_quarantined(2), [8, 10]);
         cells.quarantine(10);
-        assert_eq!((cells.quarantined(), cells.take_quarantined(2), cells.quarantined()), (1, vec![10], 0));
+        assert_eq!((cells.count_quarantined(), cells.take_quarantined(2), cells.count_quarantined()), (1, vec![10], 0));
         cells.set_bad(11);
         cells.take_free(0, 9, &mut taken);
         assert_eq!((taken.len(), cells.counts(0), cells.state(11)), (4, (0, 1, 4), Some(OwnedCellState::Bad)));
@@ -476,7 +481,7 @@ mod tests {
         assert_eq!((cells.take_ready(now), cells.take_ready(now)), (Some(block(2)), None));
         cells.set_ready(9, block(2), None, QueueEnd::Young, 8).unwrap();
         assert_eq!(cells.remove_chunk(2), [(9, block(2))]);
-        assert_eq!((cells.counts(0), cells.holdings.shares().len()), ((0, 0, 0), 0));
+        assert_eq!((cells.counts(0), cells.usage.shares().len()), ((0, 0, 0), 0));
     }
 
     #[test]
@@ -487,19 +492,19 @@ mod tests {
         cells.set_ready(1, block(2), None, QueueEnd::Young, 7).unwrap();
         let both = Share { blocks: 2, cell_bytes: 256 };
         let excess = |bytes, are_going, settled| Excess { bytes, are_going, settled };
-        assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, false, 0)));
+        assert_eq!((cells.share(&[9; 16]), cells.usage.excess(&[9; 16], 200)), (both, excess(56, false, 0)));
         // On its way out, and back because a host has pinned it.
         assert_eq!(cells.take_ready(FoundBlock::new(0, &block(1))), Some(block(1)));
-        assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, true, 0)));
+        assert_eq!((cells.share(&[9; 16]), cells.usage.excess(&[9; 16], 200)), (both, excess(56, true, 0)));
         cells.set_ready(0, block(1), None, QueueEnd::Young, 8).unwrap();
-        assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, false, 1)));
+        assert_eq!((cells.share(&[9; 16]), cells.usage.excess(&[9; 16], 200)), (both, excess(56, false, 1)));
         // On its way out, and gone, whatever becomes of the cell.
         cells.take_ready(FoundBlock::new(0, &block(1)));
         cells.set_bad(0);
         assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
         cells.take_ready(FoundBlock::new(1, &block(2)));
         cells.remove_chunk(0);
-        assert!(cells.holdings.shares().is_empty());
+        assert!(cells.usage.shares().is_empty());
     }
 
     #[test]

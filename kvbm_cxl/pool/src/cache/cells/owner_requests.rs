@@ -6,13 +6,17 @@
 //! several rounds of their service. One that is slower misses it, and what waits goes with its process.
 
 use crate::background::held;
+use crate::cache::cells::Pace;
+use crate::cache::cells::evict::Reason;
+use crate::cache::cells::local::LocalCells;
 use crate::cache::{BlockKey, Cache, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::point;
+use crate::host::{Host, Op};
 use crate::limits::MAX_SLOTS;
 use crate::media::{Ask, Identity};
 use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
 /// Rest between two requests of one process for room, in nanoseconds.
@@ -23,46 +27,108 @@ const ROUNDS_PER_ASK: u64 = 3;
 /// Requests that wait at most; the oldest go.
 const MAX_WAITING: usize = 1 << 12;
 
-/// Keeps requests of one kind apart by a rest.
-#[derive(Default)]
-pub(in crate::cache) struct Pace {
-    last_ns: AtomicU64,
-}
-
-impl Pace {
-    /// Whether the last request was made at least `period_ns` ago; notes this one, if so.
-    pub fn is_time(&self, now_ns: u64, period_ns: u64) -> bool {
-        let (now_ns, last_ns) = (now_ns.max(1), self.last_ns.load(Ordering::Relaxed));
-        let is_time = last_ns == 0 || now_ns.saturating_sub(last_ns) >= period_ns;
-        if is_time {
-            self.last_ns.store(now_ns, Ordering::Relaxed);
-        }
-        is_time
-    }
-}
-
 /// The requests of this process, and what it has dealt with of the other hosts'.
 pub(in crate::cache) struct OwnerRequests {
+    host: Host,
+    local: LocalCells,
+    /// Rest between two requests of this host, in nanoseconds.
+    rest_ns: u64,
     /// Those for which it is not time yet.
     waiting: Mutex<VecDeque<Ask>>,
     room: Pace,
-    /// The last request of each slot that was dealt with.
     answered: Mutex<Vec<Option<(u32, u64)>>>,
 }
 
-impl Default for OwnerRequests {
-    fn default() -> Self {
-        OwnerRequests { waiting: Mutex::default(), room: Pace::default(), answered: Mutex::new(vec![None; MAX_SLOTS]) }
-    }
-}
-
 impl OwnerRequests {
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Ask>> {
+    /// None yet, of a cache whose upkeep has a round each `service_ms`.
+    pub fn new(host: &Host, local: &LocalCells, service_ms: u64) -> Self {
+        OwnerRequests {
+            host: host.clone(),
+            local: local.clone(),
+            rest_ns: ROUNDS_PER_ASK * service_ms * 1_000_000,
+            waiting: Mutex::default(),
+            room: Pace::default(),
+            answered: Mutex::new(vec![None; MAX_SLOTS]),
+        }
+    }
+
+    fn lock_waiting(&self) -> MutexGuard<'_, VecDeque<Ask>> {
         held(&self.waiting)
     }
 
-    fn answered(&self) -> MutexGuard<'_, Vec<Option<(u32, u64)>>> {
+    fn lock_answered(&self) -> MutexGuard<'_, Vec<Option<(u32, u64)>>> {
         held(&self.answered)
+    }
+
+    /// Notes a request. Requests for room go first: a publish waits for them.
+    fn add(&self, request: Ask) {
+        let mut waiting = self.lock_waiting();
+        if waiting.contains(&request) {
+            return;
+        }
+        if request.what == Ask::ROOM {
+            waiting.push_front(request)
+        } else {
+            waiting.push_back(request)
+        }
+        if waiting.len() > MAX_WAITING {
+            waiting.pop_front();
+        }
+    }
+
+    /// Publishes the request that has waited longest, if it is time.
+    fn publish_next(&self, op: &Op<'_>) -> Result<()> {
+        let header = self.local.header();
+        self.host.inner.with_mutex(&header.ask, || {
+            let now_ns = self.host.platform().now_ns().max(1);
+            let last_ns = header.asked_at_ns.load(Ordering::Relaxed);
+            // A time to come can only be something that was left there.
+            let since_ns = now_ns.checked_sub(last_ns).filter(|_| last_ns != 0);
+            if since_ns.is_some_and(|since_ns| since_ns < self.rest_ns) {
+                return Ok(());
+            }
+            let Some(request) = self.lock_waiting().pop_front() else { return Ok(()) };
+            header.asked_at_ns.store(now_ns, Ordering::Relaxed);
+            let number = header.asked.fetch_add(1, Ordering::Relaxed) + 1;
+            let line = Ask { incarnation: op.incarnation(), number, ..request };
+            if let Some(known) = self.lock_answered().get_mut(usize::from(self.host.slot())) {
+                *known = Some((line.incarnation, number));
+            }
+            self.host.lines().publish(self.host.slot().into(), line)
+        })?;
+        point!("cache.asked");
+        Ok(())
+    }
+
+    fn asks(&self) -> Result<Vec<Option<Ask>>> {
+        let slots: Vec<u64> = (0..u64::from(self.host.geometry().slots)).collect();
+        let mut fetched: Vec<Result<Ask>> = Vec::with_capacity(slots.len());
+        self.host.lines().fetch_many(&slots, &mut fetched)?;
+        Ok(fetched.into_iter().map(|ask| ask.ok().filter(|ask| ask.number != 0)).collect())
+    }
+
+    /// What was asked before this process came is not its business.
+    pub(in crate::cache) fn skip_asks(&self) -> Result<()> {
+        let asks = self.asks()?;
+        *self.lock_answered() = asks.iter().map(|ask| ask.map(|ask| (ask.incarnation, ask.number))).collect();
+        Ok(())
+    }
+
+    fn live_hosts(&self) -> Result<u64> {
+        let slots: Vec<u64> = (0..u64::from(self.host.geometry().slots)).collect();
+        let mut fetched: Vec<Result<Identity>> = Vec::with_capacity(slots.len());
+        self.host.lines().fetch_many(&slots, &mut fetched)?;
+        let mut live = 0;
+        for (slot, identity) in fetched.into_iter().enumerate() {
+            match identity {
+                Ok(identity) if identity.state == Identity::LIVE && identity.incarnation > 0 => {
+                    live += u64::from(!self.host.is_fenced(slot as u16, identity.incarnation)?);
+                }
+                Ok(_) | Err(Error::BadLine { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(live)
     }
 }
 
@@ -70,50 +136,15 @@ impl Inner {
     /// Has a request of this host published to all but this process: it does its part by itself, and may publish a block anew before
     /// it would come to answer. It is published now, or by the upkeep where the one before has not been there for long.
     pub(in crate::cache) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
-        let wish = Ask { what, class, key: key.0, namespace: namespace.0, ..Ask::default() };
-        {
-            let mut waiting = self.requests.waiting();
-            if !waiting.contains(&wish) {
-                // A publish waits for room, and no caller for what is to go.
-                if what == Ask::ROOM {
-                    waiting.push_front(wish)
-                } else {
-                    waiting.push_back(wish)
-                }
-                if waiting.len() > MAX_WAITING {
-                    waiting.pop_front();
-                }
-            }
-        }
-        self.ask_next()
+        self.requests.add(Ask { what, class, key: key.0, namespace: namespace.0, ..Ask::default() });
+        self.request_next()
     }
 
-    /// Publishes the request that has waited longest, if it is time.
-    pub(in crate::cache) fn ask_next(&self) -> Result<()> {
-        if self.requests.waiting().is_empty() {
+    pub(in crate::cache) fn request_next(&self) -> Result<()> {
+        if self.requests.lock_waiting().is_empty() {
             return Ok(());
         }
-        let op = self.work()?;
-        let header = self.local.header();
-        self.host.inner.with_mutex(&header.ask, || {
-            let now_ns = self.host.platform().now_ns().max(1);
-            let last_ns = header.asked_at_ns.load(Ordering::Relaxed);
-            // A time to come can only be something that was left there.
-            let since_ns = now_ns.checked_sub(last_ns).filter(|_| last_ns != 0);
-            if since_ns.is_some_and(|since_ns| since_ns < ROUNDS_PER_ASK * self.config.service_ms * 1_000_000) {
-                return Ok(());
-            }
-            let Some(wish) = self.requests.waiting().pop_front() else { return Ok(()) };
-            header.asked_at_ns.store(now_ns, Ordering::Relaxed);
-            let number = header.asked.fetch_add(1, Ordering::Relaxed) + 1;
-            let line = Ask { incarnation: op.incarnation(), number, ..wish };
-            if let Some(known) = self.requests.answered().get_mut(usize::from(self.host.slot())) {
-                *known = Some((line.incarnation, number));
-            }
-            self.lines().publish(self.host.slot().into(), line)
-        })?;
-        point!("cache.asked");
-        Ok(())
+        self.requests.publish_next(&self.store.work()?)
     }
 
     /// Asks hosts with many chunks for one, if this process has not done so just now.
@@ -126,34 +157,19 @@ impl Inner {
         self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
     }
 
-    fn asks(&self) -> Result<Vec<Option<Ask>>> {
-        let slots: Vec<u64> = (0..u64::from(self.geometry().slots)).collect();
-        let mut fetched: Vec<Result<Ask>> = Vec::with_capacity(slots.len());
-        self.lines().fetch_many(&slots, &mut fetched)?;
-        Ok(fetched.into_iter().map(|ask| ask.ok().filter(|ask| ask.number != 0)).collect())
-    }
-
-    /// What was asked before this process came is not its business.
-    pub(in crate::cache) fn skip_asks(&self) -> Result<()> {
-        let asks = self.asks()?;
-        *self.requests.answered() = asks.iter().map(|ask| ask.map(|ask| (ask.incarnation, ask.number))).collect();
-        Ok(())
-    }
-
-    /// Does what hosts have asked for since the last time.
     pub(in crate::cache) fn answer_asks(&self) -> Result<()> {
         let mut done = Ok(());
-        for (slot, ask) in self.asks()?.into_iter().enumerate() {
+        for (slot, ask) in self.requests.asks()?.into_iter().enumerate() {
             let Some(ask) = ask else { continue };
             let id = Some((ask.incarnation, ask.number));
             // One of this process that was published since the line was fetched is a later one.
-            let before = self.requests.answered().get_mut(slot).filter(|known| **known < id).map(|known| std::mem::replace(known, id));
+            let before = self.requests.lock_answered().get_mut(slot).filter(|known| **known < id).map(|known| std::mem::replace(known, id));
             let Some(before) = before else { continue };
             point!("cache.ask_seen");
             if let Err(error) = self.answer(&ask) {
                 // The next round tries again what may work then.
                 if matches!(error, Error::Fenced { .. } | Error::Timeout { .. })
-                    && let Some(known) = self.requests.answered().get_mut(slot).filter(|known| **known == id)
+                    && let Some(known) = self.requests.lock_answered().get_mut(slot).filter(|known| **known == id)
                 {
                     *known = before;
                 }
@@ -177,19 +193,19 @@ impl Inner {
         let Some(chunks) = self.geometry().cells.get(class).map(|class| class.chunks).filter(|&chunks| chunks > 0) else { return Ok(()) };
         let per_chunk = u64::from(self.geometry().cells_per_chunk);
         let mine = self.store.cells().counts(class).2 / per_chunk;
-        if mine <= chunks / self.live_hosts()?.max(1) / self.live_processes().max(1) || mine <= 1 {
+        if mine <= chunks / self.requests.live_hosts()?.max(1) / self.pins.live_processes().max(1) || mine <= 1 {
             return Ok(());
         }
         let settled = self.store.cells().emptiest(class);
         for chunk in settled {
             // Otherwise its blocks would go for nothing.
-            let cells: Vec<u64> = self.cells_of(chunk).collect();
-            if self.is_beside_others(chunk)? || self.uses(&cells)?.iter().any(|seen| seen.pinned) {
+            let cells: Vec<u64> = self.store.cells_of(chunk).collect();
+            if self.store.is_beside_others(chunk)? || self.store.uses(&cells)?.iter().any(|seen| seen.pinned) {
                 continue;
             }
             self.store.cells().drain(chunk, true);
             let blocks = self.store.cells().blocks_in(chunk);
-            let result = self.remove_found(blocks).and_then(|_| self.give_back(chunk));
+            let result = self.remove_each(blocks, Reason::Asked).and_then(|_| self.store.give_back(chunk));
             if !matches!(result, Ok(true)) {
                 self.store.cells().drain(chunk, false);
             }
@@ -199,24 +215,6 @@ impl Inner {
             }
         }
         Ok(())
-    }
-
-    /// Hosts that are there, as far as their identities tell.
-    fn live_hosts(&self) -> Result<u64> {
-        let slots: Vec<u64> = (0..u64::from(self.geometry().slots)).collect();
-        let mut fetched: Vec<Result<Identity>> = Vec::with_capacity(slots.len());
-        self.lines().fetch_many(&slots, &mut fetched)?;
-        let mut live = 0;
-        for (slot, identity) in fetched.into_iter().enumerate() {
-            match identity {
-                Ok(identity) if identity.state == Identity::LIVE && identity.incarnation > 0 => {
-                    live += u64::from(!self.host.is_fenced(slot as u16, identity.incarnation)?);
-                }
-                Ok(_) | Err(Error::BadLine { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(live)
     }
 }
 
@@ -246,7 +244,7 @@ impl Cache {
     pub fn evict_all(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<bool>> {
         let wanted: HashSet<[u8; 16]> = keys.iter().map(|key| key.0).collect();
         self.inner.remove_blocks(|block| block.namespace == namespace.0 && wanted.contains(&block.key))?;
-        let left = self.inner.found_of(namespace, keys)?;
+        let left = self.inner.index.found_of(namespace, keys)?;
         for (&key, _) in keys.iter().zip(&left).filter(|(_, found)| found.is_some()) {
             self.inner.ask(Ask::EVICT, 0, key, namespace)?;
         }

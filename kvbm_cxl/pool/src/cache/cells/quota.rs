@@ -26,7 +26,6 @@ impl<'a> Promised<'a> {
         Promised { inner, requests, bytes: Few::new() }
     }
 
-    /// Notes what request `index` was promised.
     fn note(&mut self, index: usize, bytes: u64) {
         if self.bytes.len() <= index {
             self.bytes.resize(index + 1, 0);
@@ -34,7 +33,6 @@ impl<'a> Promised<'a> {
         self.bytes[index] = bytes;
     }
 
-    /// What request `index` was promised, for its reservation to end.
     pub fn hand_over(&mut self, index: usize) -> u64 {
         self.bytes.get_mut(index).map_or(0, std::mem::take)
     }
@@ -43,7 +41,7 @@ impl<'a> Promised<'a> {
 impl Drop for Promised<'_> {
     fn drop(&mut self) {
         for (request, &bytes) in self.requests.iter().zip(&self.bytes).filter(|(_, bytes)| **bytes > 0) {
-            self.inner.store.cells().holdings.end_promise(&request.namespace.0, bytes);
+            self.inner.store.cells().usage.end_promise(&request.namespace.0, bytes);
         }
     }
 }
@@ -56,7 +54,7 @@ impl Inner {
         let Some(quota) = self.config.quota_of(&request.namespace) else { return Ok(None) };
         let (fits, excess) = {
             let mut own = self.store.cells();
-            (own.holdings.promise(&request.namespace.0, wanted_bytes, quota), own.holdings.excess(&request.namespace.0, quota))
+            (own.usage.promise(&request.namespace.0, wanted_bytes, quota), own.usage.excess(&request.namespace.0, quota))
         };
         if fits {
             promised.note(index, wanted_bytes);
@@ -64,18 +62,18 @@ impl Inner {
                 return Ok(None);
             }
         }
-        let refused = match self.look_up(request.namespace, request.key)? {
+        let refused = match self.index.look_up(request.namespace, request.key)? {
             Some(_) => Reserved::Exists,
             None if fits && self.make_quota(request, quota)? => return Ok(None),
             None => Reserved::OverQuota,
         };
-        self.store.cells().holdings.end_promise(&request.namespace.0, promised.hand_over(index));
+        self.store.cells().usage.end_promise(&request.namespace.0, promised.hand_over(index));
         Ok(Some(refused))
     }
 
     /// Evicts blocks of a request's namespace until it is within its quota with what was promised; false where they are in use.
     fn make_quota(&self, request: &PublishRequest, quota: u64) -> Result<bool> {
-        let excess = || self.store.cells().holdings.excess(&request.namespace.0, quota);
+        let excess = || self.store.cells().usage.excess(&request.namespace.0, quota);
         let mut before = excess();
         for _ in 0..ROUNDS {
             if before.bytes == 0 {

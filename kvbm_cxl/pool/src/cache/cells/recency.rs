@@ -12,13 +12,13 @@
 
 use crate::background::held;
 use crate::cache::Inner;
-use crate::cache::cells::local::PinRow;
+use crate::cache::cells::local::{PinRow, number};
+use crate::cache::cells::store::CellStore;
 use crate::cache::policy::CYCLE_TICKS;
+use crate::cache::pull::pins::{Clearing, Pins};
 use crate::error::{Error, Result};
-use crate::limits::MAX_SLOTS;
 use crate::media::{CELLS_PER_PIN, Identity, PinLine, Seat};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Beats of the manager's seat in one tick of recency: about five seconds.
 const BEATS_PER_TICK: u64 = 100;
@@ -30,40 +30,6 @@ const CLEARED_PER_ROUND: usize = 1 << 14;
 pub(in crate::cache) const CHUNKS_LEARNT_PER_ROUND: usize = 256;
 /// One in each nibble.
 const EACH_NIBBLE: u64 = 0x1111_1111_1111_1111;
-
-/// What this process knows about the ticks in the pin lines.
-pub(in crate::cache) struct Recency {
-    /// Up to which incarnation each slot's hosts are gone, so that their ticks tell nothing.
-    over: [AtomicU32; MAX_SLOTS],
-    clearing: Mutex<Clearing>,
-    /// The chunk behind the last one whose uses by others were looked up.
-    learnt: AtomicU64,
-}
-
-/// How far this process has looked through the host's pin lines on the way from one tick to another.
-#[derive(Clone, Copy, Default)]
-struct Clearing {
-    way: (u64, u64),
-    row: usize,
-}
-
-impl Default for Recency {
-    fn default() -> Self {
-        Recency { over: [const { AtomicU32::new(0) }; MAX_SLOTS], clearing: Mutex::default(), learnt: AtomicU64::new(0) }
-    }
-}
-
-impl Recency {
-    /// Whether the ticks in a pin line of this slot and incarnation tell something, as far as this process has heard.
-    pub fn counts(&self, slot: usize, incarnation: u32) -> bool {
-        self.over.get(slot).is_some_and(|over| over.load(Ordering::Relaxed) < incarnation)
-    }
-}
-
-/// The number that stands for a count of ticks in a pin line, 1 to 7.
-fn number(ticks: u64) -> u8 {
-    (ticks % u64::from(CYCLE_TICKS)) as u8 + 1
-}
 
 /// The numbers, a bit for each, that may be in lines of a host that followed up to `known`, and are to be gone before it writes that of
 /// `now`: those of the ticks between, which are a cycle old, and the next one, which is about to be. A manager that is new begins to
@@ -83,45 +49,18 @@ fn has_any(row: &PinRow, numbers: u8) -> bool {
     })
 }
 
-impl Inner {
-    /// The number that stands for now in a pin line, 1 to 7.
-    pub(in crate::cache) fn tick(&self) -> u8 {
-        number(self.local.header().ticks.load(Ordering::Relaxed))
-    }
-
-    /// Takes over the tick that the manager's beat stands for, and with each what has become of the hosts.
-    pub(in crate::cache) fn follow_ticks(&self) -> Result<()> {
-        let beat = match self.lines().fetch::<Seat>(self.host.manager_seat().into()) {
-            Ok(seat) => seat.beat,
-            // Recency stands still: that costs hits only.
-            Err(Error::BadLine { .. }) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        // Never 0, which stands for a host that has followed none yet.
-        let now = beat / BEATS_PER_TICK + u64::from(CYCLE_TICKS);
-        if self.store.observe_tick(number(now)) {
-            self.look_who_is_over()?;
-        }
-        let ticks = &self.local.header().ticks;
-        let known = ticks.load(Ordering::Acquire);
-        if known != now && (known == 0 || self.clear_numbers(known, now, CLEARED_PER_ROUND)?) {
-            // Another process of the host may have been faster.
-            let _ = ticks.compare_exchange(known, now, Ordering::AcqRel, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
+impl CellStore {
     /// Takes over when other hosts last used blocks in `limit` of this process's chunks; the next round goes on behind them.
     pub(in crate::cache) fn learn_uses(&self, limit: usize) -> Result<()> {
-        let from = self.store.recency.learnt.load(Ordering::Relaxed);
-        let chunks = self.store.cells().chunks_from(from, limit);
+        let from = self.recency.learnt.load(Ordering::Relaxed);
+        let chunks = self.cells().chunks_from(from, limit);
         let next = chunks.last().filter(|_| chunks.len() == limit).map_or(0, |last| last + 1);
-        self.store.recency.learnt.store(next, Ordering::Relaxed);
+        self.recency.learnt.store(next, Ordering::Relaxed);
         for chunk in chunks {
             // The cells of a chunk have one line of each host.
             let cells: Vec<u64> = self.cells_of(chunk).collect();
             let uses = self.uses(&cells)?;
-            let mut own = self.store.cells();
+            let mut own = self.cells();
             for (&cell, seen) in cells.iter().zip(&uses).filter(|(_, seen)| seen.ticks != 0) {
                 if let Some(tick) = self.youngest(seen) {
                     own.used_elsewhere(cell, tick);
@@ -131,11 +70,30 @@ impl Inner {
         Ok(())
     }
 
+    fn look_who_is_over(&self) -> Result<()> {
+        // What cannot be read makes recency older, not wrong.
+        let standings = self.host.inner.standings()?.into_iter().map(|(standing, _)| standing);
+        let slots: Vec<u64> = (0..u64::from(self.host.geometry().slots)).collect();
+        let mut fetched: Vec<Result<Identity>> = Vec::with_capacity(slots.len());
+        self.host.lines().fetch_many(&slots, &mut fetched)?;
+        for ((over, standing), identity) in self.recency.over.iter().zip(standings).zip(fetched) {
+            // An older incarnation of the slot is over as well, and all are where the last one has left.
+            let before = |identity: Identity| match identity.state {
+                Identity::LIVE => identity.incarnation.saturating_sub(1),
+                _ => identity.incarnation,
+            };
+            over.fetch_max(standing.fenced.max(standing.dead).max(identity.map_or(0, before)), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Pins {
     /// Clears, in this host's lines, the numbers that must not be there when it goes from tick `known` to `now`; true when that is done,
     /// else, with `limit` lines published, the next round goes on.
     fn clear_numbers(&self, known: u64, now: u64, limit: usize) -> Result<bool> {
         let numbers = stale(known, now);
-        let mut clearing = *held(&self.store.recency.clearing);
+        let mut clearing = *held(&self.clearing);
         if clearing.way != (known, now) {
             clearing = Clearing { way: (known, now), row: 0 };
         }
@@ -151,7 +109,7 @@ impl Inner {
             }
             clearing.row = index + 1;
         }
-        *held(&self.store.recency.clearing) = clearing;
+        *held(&self.clearing) = clearing;
         Ok(is_done)
     }
 
@@ -183,21 +141,27 @@ impl Inner {
             Ok(changed)
         })
     }
+}
 
-    /// Brings what this process knows of hosts that are gone up to date.
-    fn look_who_is_over(&self) -> Result<()> {
-        // What cannot be read makes recency older, not wrong.
-        let standings = self.host.inner.standings()?.into_iter().map(|(standing, _)| standing);
-        let slots: Vec<u64> = (0..u64::from(self.geometry().slots)).collect();
-        let mut fetched: Vec<Result<Identity>> = Vec::with_capacity(slots.len());
-        self.lines().fetch_many(&slots, &mut fetched)?;
-        for ((over, standing), identity) in self.store.recency.over.iter().zip(standings).zip(fetched) {
-            // An older incarnation of the slot is over as well, and all are where the last one has left.
-            let before = |identity: Identity| match identity.state {
-                Identity::LIVE => identity.incarnation.saturating_sub(1),
-                _ => identity.incarnation,
-            };
-            over.fetch_max(standing.fenced.max(standing.dead).max(identity.map_or(0, before)), Ordering::Relaxed);
+impl Inner {
+    /// Takes over the tick that the manager's beat stands for, and with each what has become of the hosts.
+    pub(in crate::cache) fn follow_ticks(&self) -> Result<()> {
+        let beat = match self.lines().fetch::<Seat>(self.host.manager_seat().into()) {
+            Ok(seat) => seat.beat,
+            // Recency stands still: that costs hits only.
+            Err(Error::BadLine { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // Never 0, which stands for a host that has followed none yet.
+        let now = beat / BEATS_PER_TICK + u64::from(CYCLE_TICKS);
+        if self.store.observe_tick(number(now)) {
+            self.store.look_who_is_over()?;
+        }
+        let ticks = &self.store.local.header().ticks;
+        let known = ticks.load(Ordering::Acquire);
+        if known != now && (known == 0 || self.pins.clear_numbers(known, now, CLEARED_PER_ROUND)?) {
+            // Another process of the host may have been faster.
+            let _ = ticks.compare_exchange(known, now, Ordering::AcqRel, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -14,7 +14,6 @@ use crate::line::{Lines, if_whole};
 use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor};
 use crate::platform::LocalMemory;
 
-/// What the host calls of the cache.
 pub(crate) const HOOKS: Hooks = Hooks { name: "the cache", local_bytes, flush_residue };
 
 fn flush_residue(residue: &Residue<'_>) -> Result<()> {
@@ -26,9 +25,9 @@ fn flush_residue(residue: &Residue<'_>) -> Result<()> {
     };
     match residue.of {
         _ if is_skipped => Ok(()),
-        Work::Processes(is_gone) => bring_out(residue.lines, residue.local.clone(), residue.slot, is_gone),
-        Work::Former { .. } | Work::Leaving | Work::Void => bring_out(residue.lines, residue.local.clone(), residue.slot, |_| true),
-        Work::Claimed => bring_out_claimed(residue.lines, residue.slot),
+        Work::Processes(is_gone) => flush_stores(residue.lines, residue.local.clone(), residue.slot, is_gone),
+        Work::Former { .. } | Work::Leaving | Work::Void => flush_stores(residue.lines, residue.local.clone(), residue.slot, |_| true),
+        Work::Claimed => flush_claimed(residue.lines, residue.slot),
     }
 }
 
@@ -37,7 +36,7 @@ fn flush_residue(residue: &Residue<'_>) -> Result<()> {
 ///
 /// # Errors
 /// Those of the memory; then nothing may be said of those processes yet.
-fn bring_out(lines: &Lines, local: LocalMemory, slot: u16, is_gone: impl Fn(u32) -> bool) -> Result<()> {
+fn flush_stores(lines: &Lines, local: LocalMemory, slot: u16, is_gone: impl Fn(u32) -> bool) -> Result<()> {
     let chunks = lines.layout().geometry().cell_chunks();
     if chunks == 0 {
         return Ok(());
@@ -46,8 +45,8 @@ fn bring_out(lines: &Lines, local: LocalMemory, slot: u16, is_gone: impl Fn(u32)
     for chunk in 0..chunks {
         let found = local.chunk(chunk);
         if found.is_filled() && is_gone(found.owner()) {
-            bring_out_of(lines, chunk, slot)?;
-            local.brought_out(chunk, found);
+            flush_chunk(lines, chunk, slot)?;
+            local.note_flushed(chunk, found);
         }
     }
     Ok(())
@@ -58,7 +57,7 @@ fn bring_out(lines: &Lines, local: LocalMemory, slot: u16, is_gone: impl Fn(u32)
 ///
 /// # Errors
 /// Those of the memory; then that may not be said yet.
-fn bring_out_claimed(lines: &Lines, slot: u16) -> Result<()> {
+fn flush_claimed(lines: &Lines, slot: u16) -> Result<()> {
     let geometry = lines.layout().geometry();
     let per_line = CHUNKS_PER_CELL_CLAIM as u64;
     for line in 0..geometry.cell_claim_lines() {
@@ -66,13 +65,13 @@ fn bring_out_claimed(lines: &Lines, slot: u16) -> Result<()> {
         let chunks = line * per_line..geometry.cell_chunks().min((line + 1) * per_line);
         // A line that a process died in the middle of may claim anything.
         let is_claimed = |chunk: &u64| claim.is_none_or(|claim| claim.has((*chunk % per_line) as usize));
-        chunks.filter(is_claimed).try_for_each(|chunk| bring_out_of(lines, chunk, slot))?;
+        chunks.filter(is_claimed).try_for_each(|chunk| flush_chunk(lines, chunk, slot))?;
     }
     Ok(())
 }
 
 /// Brings out what was stored to the cells of a chunk that may have been being filled.
-pub(in crate::cache) fn bring_out_of(lines: &Lines, chunk: u64, slot: u16) -> Result<()> {
+pub(in crate::cache) fn flush_chunk(lines: &Lines, chunk: u64, slot: u16) -> Result<()> {
     let per_chunk = u64::from(lines.layout().geometry().cells_per_chunk);
     let cells: Vec<u64> = (chunk * per_chunk..(chunk + 1) * per_chunk).collect();
     let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
@@ -117,16 +116,16 @@ mod tests {
         let (cache, _service, pool, _directory) = alone(64, 224, 8 << 20, Vec::new(), CacheConfig::default());
         let stored = cache.publish(Namespace([1; 16]), BlockKey([2; 16]), None, &[5; 40]).unwrap();
         assert_eq!(stored, crate::cache::Published::Stored);
-        let (host, local) = (cache.host(), &cache.inner.local);
+        let (host, local) = (cache.host(), &cache.inner.store.local);
         let chunk = (0..pool.layout().geometry().cell_chunks()).find(|&chunk| local.owner(chunk) == host.inner.tag).unwrap();
         local.begin_filling(chunk);
         local.disown(chunk, host.inner.tag);
         assert!(local.owner(chunk) == 0 && local.chunk(chunk).is_filled());
-        let bring_out =
-            |is_gone: &dyn Fn(u32) -> bool| bring_out(pool.lines(), host.local_part(&HOOKS).unwrap(), host.slot(), is_gone).unwrap();
-        bring_out(&|tag| tag == host.inner.tag);
+        let flush_stores =
+            |is_gone: &dyn Fn(u32) -> bool| flush_stores(pool.lines(), host.local_part(&HOOKS).unwrap(), host.slot(), is_gone).unwrap();
+        flush_stores(&|tag| tag == host.inner.tag);
         assert!(local.chunk(chunk).is_filled(), "of another process");
-        bring_out(&|tag| tag == 0);
+        flush_stores(&|tag| tag == 0);
         assert!(!local.chunk(chunk).is_filled());
     }
 }

@@ -15,7 +15,7 @@ pub struct Share {
 }
 
 #[derive(Default)]
-struct Holding {
+struct UsageEntry {
     share: Share,
     /// Blocks of it that were taken out, and are neither gone nor back.
     going: u64,
@@ -23,7 +23,6 @@ struct Holding {
     promised_bytes: u64,
 }
 
-/// How a namespace stands with its quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct Excess {
     /// Bytes that it has, or was promised, beyond it.
@@ -36,12 +35,12 @@ pub(in crate::cache) struct Excess {
 
 /// What all namespaces have, of those that have something.
 #[derive(Default)]
-pub(in crate::cache) struct Holdings {
-    of: HashMap<[u8; 16], Holding, Spread>,
+pub(in crate::cache) struct NamespaceUsage {
+    of: HashMap<[u8; 16], UsageEntry, Spread>,
     settled: u64,
 }
 
-impl Holdings {
+impl NamespaceUsage {
     /// A block in a cell of `cell_bytes` is a namespace's.
     pub fn add(&mut self, namespace: [u8; 16], cell_bytes: u64) {
         let share = &mut self.of.entry(namespace).or_default().share;
@@ -55,7 +54,7 @@ impl Holdings {
     }
 
     /// One of its blocks that was taken out is gone, or about to be added anew.
-    pub fn settled(&mut self, namespace: &[u8; 16], cell_bytes: u64) {
+    pub fn settle(&mut self, namespace: &[u8; 16], cell_bytes: u64) {
         self.settled += 1;
         self.change(namespace, |holding| {
             holding.share.blocks -= 1;
@@ -64,7 +63,7 @@ impl Holdings {
         });
     }
 
-    fn change(&mut self, namespace: &[u8; 16], change: impl FnOnce(&mut Holding)) {
+    fn change(&mut self, namespace: &[u8; 16], change: impl FnOnce(&mut UsageEntry)) {
         let Some(holding) = self.of.get_mut(namespace) else { return };
         change(holding);
         if holding.share.blocks == 0 && holding.promised_bytes == 0 {
@@ -72,7 +71,6 @@ impl Holdings {
         }
     }
 
-    /// What a namespace has here.
     pub fn share(&self, namespace: &[u8; 16]) -> Share {
         self.of.get(namespace).map(|holding| holding.share).unwrap_or_default()
     }
@@ -96,7 +94,6 @@ impl Holdings {
         self.change(namespace, |holding| holding.promised_bytes -= bytes);
     }
 
-    /// How a namespace stands with its quota.
     pub fn excess(&self, namespace: &[u8; 16], quota_bytes: u64) -> Excess {
         let Some(of) = self.of.get(namespace) else { return Excess { settled: self.settled, ..Excess::default() } };
         let bytes = of.share.cell_bytes.saturating_add(of.promised_bytes).saturating_sub(quota_bytes);
@@ -112,19 +109,19 @@ mod tests {
 
     #[test]
     fn promises_alone_have_to_fit_and_count_with_what_is_there() {
-        let mut holdings = Holdings::default();
-        assert!(holdings.promise(&OURS, 128, 256) && holdings.promise(&OURS, 128, 256) && !holdings.promise(&OURS, 128, 256));
-        assert!(!holdings.promise(&[8; 16], 1, 0));
-        assert_eq!((holdings.excess(&OURS, 200).bytes, holdings.shares().len()), (56, 0));
-        holdings.end_promise(&OURS, 128);
-        holdings.add(OURS, 128);
-        assert!(holdings.promise(&OURS, 128, 256), "a block can make way");
-        assert_eq!((holdings.excess(&OURS, 256).bytes, holdings.share(&OURS)), (128, Share { blocks: 1, cell_bytes: 128 }));
-        holdings.is_going(&OURS);
-        assert_eq!(holdings.excess(&OURS, 256), Excess { bytes: 128, are_going: true, settled: 0 });
-        holdings.settled(&OURS, 128);
-        assert_eq!(holdings.excess(&OURS, 256), Excess { bytes: 0, are_going: false, settled: 1 });
-        (0..2).for_each(|_| holdings.end_promise(&OURS, 128));
-        assert!(holdings.of.is_empty(), "nothing is known of who has nothing");
+        let mut usage = NamespaceUsage::default();
+        assert!(usage.promise(&OURS, 128, 256) && usage.promise(&OURS, 128, 256) && !usage.promise(&OURS, 128, 256));
+        assert!(!usage.promise(&[8; 16], 1, 0));
+        assert_eq!((usage.excess(&OURS, 200).bytes, usage.shares().len()), (56, 0));
+        usage.end_promise(&OURS, 128);
+        usage.add(OURS, 128);
+        assert!(usage.promise(&OURS, 128, 256), "a block can make way");
+        assert_eq!((usage.excess(&OURS, 256).bytes, usage.share(&OURS)), (128, Share { blocks: 1, cell_bytes: 128 }));
+        usage.is_going(&OURS);
+        assert_eq!(usage.excess(&OURS, 256), Excess { bytes: 128, are_going: true, settled: 0 });
+        usage.settle(&OURS, 128);
+        assert_eq!(usage.excess(&OURS, 256), Excess { bytes: 0, are_going: false, settled: 1 });
+        (0..2).for_each(|_| usage.end_promise(&OURS, 128));
+        assert!(usage.of.is_empty(), "nothing is known of who has nothing");
     }
 }

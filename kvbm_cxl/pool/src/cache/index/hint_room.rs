@@ -5,7 +5,7 @@
 use crate::cache::cells::FoundBlock;
 use crate::cache::cells::adopt::Use;
 use crate::cache::cells::evict::Reason;
-use crate::cache::index::{Home, tombs_if_bad};
+use crate::cache::index::{Home, Index, tombs_if_bad};
 use crate::cache::{BlockKey, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::mutant;
@@ -16,39 +16,13 @@ use arrayvec::ArrayVec;
 /// Rest between two requests of one process for a place in the hint table, in nanoseconds.
 const HINT_PERIOD_NS: u64 = 50_000_000;
 
-/// Blocks that the hints of one window may name.
 type Named = ArrayVec<u64, { HINT_WINDOW as usize * HINTS_PER_LINE }>;
 
-impl Inner {
-    /// Has a block go whose hint lies in the window of a key: that of this process that no host has used for longest. True if one went.
-    ///
-    /// The caller has no lock of a stripe: the eviction takes one.
-    pub(in crate::cache) fn make_hint_room(&self, home: &Home) -> Result<bool> {
-        let mut named = Named::new();
-        self.named_in_window(home, &mut named)?;
-        let own: Vec<FoundBlock> = {
-            let cells = self.store.cells();
-            named.iter().filter_map(|&cell| cells.ready(cell).map(|found| FoundBlock::new(cell, &found))).collect()
-        };
-        let cells: Vec<u64> = own.iter().map(|found| found.cell).collect();
-        let uses = self.uses(&cells)?;
-        let spares = |seen: &Use| seen.pinned && !mutant!("cache.hint_room_of_the_pinned");
-        let unused = own.into_iter().zip(&uses).filter(|(_, seen)| !spares(seen));
-        let Some((victim, _)) = unused.min_by_key(|(_, seen)| self.youngest(seen)) else {
-            self.ask_for_hint_room(&named)?;
-            return Ok(false);
-        };
-        let op = self.work()?;
-        self.host.check_fences(&op)?;
-        let victims = self.take(&[victim]);
-        Ok(self.retire(&op, victims, Reason::Room)? > 0)
-    }
-
-    /// Cells that the hints of a window name.
+impl Index {
     fn named_in_window(&self, home: &Home, named: &mut Named) -> Result<()> {
         let indexes: ArrayVec<u64, { HINT_WINDOW as usize }> = (0..HINT_WINDOW).map(|step| self.hint_line(home, step)).collect();
         let mut fetched: Vec<Result<HintLine>> = Vec::with_capacity(indexes.len());
-        self.lines().fetch_many(&indexes, &mut fetched)?;
+        self.host.lines().fetch_many(&indexes, &mut fetched)?;
         for line in fetched {
             for hint in tombs_if_bad(line)?.iter() {
                 if let Hint::Cell { cell, .. } = hint
@@ -60,6 +34,32 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+impl Inner {
+    /// Has a block go whose hint lies in the window of a key: that of this process that no host has used for longest. True if one went.
+    ///
+    /// The caller has no lock of a stripe: the eviction takes one.
+    pub(in crate::cache) fn make_hint_room(&self, home: &Home) -> Result<bool> {
+        let mut named = Named::new();
+        self.index.named_in_window(home, &mut named)?;
+        let own: Vec<FoundBlock> = {
+            let cells = self.store.cells();
+            named.iter().filter_map(|&cell| cells.ready(cell).map(|found| FoundBlock::new(cell, &found))).collect()
+        };
+        let cells: Vec<u64> = own.iter().map(|found| found.cell).collect();
+        let uses = self.store.uses(&cells)?;
+        let spares = |seen: &Use| seen.pinned && !mutant!("cache.hint_room_of_the_pinned");
+        let unused = own.into_iter().zip(&uses).filter(|(_, seen)| !spares(seen));
+        let Some((victim, _)) = unused.min_by_key(|(_, seen)| self.store.youngest(seen)) else {
+            self.ask_for_hint_room(&named)?;
+            return Ok(false);
+        };
+        let op = self.store.work()?;
+        self.host.check_fences(&op)?;
+        let victims = self.store.take(&[victim]);
+        Ok(self.retire(&op, victims, Reason::Room)? > 0)
+    }
 
     /// Asks the owner of one of these blocks to evict it, unless this process has asked for another one just now.
     fn ask_for_hint_room(&self, named: &[u64]) -> Result<()> {
@@ -67,10 +67,10 @@ impl Inner {
         if mutant!("cache.hint_room_not_asked_for") || named.is_empty() || !self.index.hint_requests.is_time(now_ns, HINT_PERIOD_NS) {
             return Ok(());
         }
-        let uses = self.uses(named)?;
+        let uses = self.store.uses(named)?;
         let unused = named.iter().zip(&uses).filter(|(_, seen)| !seen.pinned);
-        let Some((&cell, _)) = unused.min_by_key(|(_, seen)| self.youngest(seen)) else { return Ok(()) };
-        match self.descriptor(cell)? {
+        let Some((&cell, _)) = unused.min_by_key(|(_, seen)| self.store.youngest(seen)) else { return Ok(()) };
+        match self.index.descriptor(cell)? {
             Some(found) if found.state == Descriptor::READY => self.ask(Ask::EVICT, 0, BlockKey(found.key), Namespace(found.namespace)),
             _ => Ok(()),
         }

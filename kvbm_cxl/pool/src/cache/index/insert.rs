@@ -6,7 +6,7 @@
 //! for a host that is gone keeps no other out. The others are asked for together.
 
 use crate::cache::Inner;
-use crate::cache::index::{Home, Inserted, has_empty, or_tombs};
+use crate::cache::index::{Home, Index, Inserted, has_empty, or_tombs};
 use crate::cache::publish::Reserved;
 use crate::cache::publish::reservation::Reservation;
 use crate::error::{Error, Result};
@@ -39,6 +39,17 @@ struct Batch<'a> {
     blocked: Vec<usize>,
 }
 
+impl Index {
+    /// Fetches home lines; together with this host's own fence words, if `op` is given, which fails if its incarnation is fenced.
+    fn home_lines(&self, numbers: &[u64], op: Option<&Op<'_>>, mut each: impl FnMut(HintLine)) -> Result<()> {
+        let each = |line: Option<&HintLine>| each(or_tombs(line.copied()));
+        match op {
+            Some(op) => self.fences.fetch_unfenced(numbers, op, each),
+            None => self.fences.fetch_with_fences(numbers, std::iter::empty(), each).map(drop),
+        }
+    }
+}
+
 impl Inner {
     /// Publishes WRITING of the reservations among these answers and inserts their hints; `homes` has one of each answer. Returns the
     /// places of those that cannot be, with their answers.
@@ -57,7 +68,7 @@ impl Inner {
         for part in drafts.chunks(TOGETHER) {
             let (mut guards, mut here, mut elsewhere) = (ArrayVec::<_, TOGETHER>::new(), ArrayVec::<_, TOGETHER>::new(), Vec::new());
             for of_stripe in part.chunk_by(|one, other| one.home.stripe == other.home.stripe) {
-                match self.lock_stripe_if_here(of_stripe[0].home)? {
+                match self.index.lock_stripe_if_here(of_stripe[0].home)? {
                     Some(guard) => {
                         guards.push(guard);
                         here.extend(of_stripe);
@@ -74,7 +85,7 @@ impl Inner {
                 continue;
             }
             let (mut left, mut is_blocked) = (vec![true; elsewhere.len()], true);
-            let locked = self.lock_stripes(elsewhere.iter().map(|of_stripe| of_stripe[0].home), |place| {
+            let locked = self.index.lock_stripes(elsewhere.iter().map(|of_stripe| of_stripe[0].home), |place| {
                 left[place] = false;
                 let hinted = self.hint_locked(&mut batch, &elsewhere[place].iter().collect::<ArrayVec<_, TOGETHER>>());
                 // What fails under a lock fails the batch.
@@ -107,7 +118,7 @@ impl Inner {
 
     /// Inserts the hints of one stripe; where its lock is blocked by a damaged line they are refused.
     fn hint_unless_damaged(&self, batch: &mut Batch<'_>, of_stripe: &[Draft<'_>]) -> Result<()> {
-        let guard = match self.lock_stripe(of_stripe[0].home) {
+        let guard = match self.index.lock_stripe(of_stripe[0].home) {
             Ok(guard) => guard,
             Err(Error::BadLine { .. }) => {
                 batch.blocked.extend(of_stripe.iter().map(|draft| draft.index));
@@ -120,43 +131,14 @@ impl Inner {
         hinted
     }
 
-    /// As [`Inner::announce`] for one block, for what [`Inner::reserve_one`] says; `None`, or why it cannot be.
-    pub(in crate::cache) fn announce_one(&self, home: &Home, begun: &Reservation, op: &Op<'_>) -> Result<Option<Reserved>> {
-        let guard = match self.lock_stripe_if_here(home)? {
-            Some(guard) => Some(guard),
-            None => self.lock_stripe(home)?,
-        };
-        let inserted = self.hint_one(home, begun, op);
-        // Before the lock is given back, also when no hint was written.
-        self.lines().fence_published();
-        drop(guard);
-        match inserted? {
-            Some(Reserved::NoHint) if self.has_made_room(home)? => self.hint_again(home, begun),
-            refusal => Ok(refusal),
-        }
-    }
-
     /// The hint of a reservation that found no place before, and for which a block has gone since.
     fn hint_again(&self, home: &Home, begun: &Reservation) -> Result<Option<Reserved>> {
-        let guard = self.lock_stripe(home)?;
-        let inserted = self.insert(home, begun.namespace(), begun.key(), begun.cell);
+        let guard = self.index.lock_stripe(home)?;
+        let inserted = self.index.insert(home, begun.namespace(), begun.key(), begun.cell);
         drop(guard);
         inserted.map(refusal_of)
     }
 
-    /// As [`Inner::write_hints`] for one block.
-    fn hint_one(&self, home: &Home, begun: &Reservation, op: &Op<'_>) -> Result<Option<Reserved>> {
-        self.lines().write(begun.cell, begun.descriptor)?;
-        after_writing();
-        self.index.locations.put(home, begun.cell);
-        let mut first = None;
-        let unchecked = Some(op).filter(|_| !mutant!("cache.no_fence_check_before_payload"));
-        self.home_lines(&[home.first_line], unchecked, |line| first = Some(line))?;
-        let Some(first) = first else { return Ok(Some(Reserved::NoHint)) };
-        self.write_hint(home, begun.namespace(), begun.key(), begun.cell, first).map(refusal_of)
-    }
-
-    /// Inserts hints whose stripes' locks the caller holds.
     fn hint_locked(&self, batch: &mut Batch<'_>, drafts: &[&Draft<'_>]) -> Result<()> {
         let inserted = self.write_hints(batch, drafts);
         // Before the locks are given back, also when only some hints were written.
@@ -171,7 +153,7 @@ impl Inner {
             for Draft { begun, .. } in batch.drafts {
                 self.lines().write(begun.cell, begun.descriptor)?;
             }
-            after_writing();
+            point!("cache.writing");
         }
         // Advice, of whatever becomes of these hints: early, so that its misses overlap with those of the lines.
         for Draft { home, begun, .. } in drafts {
@@ -179,7 +161,7 @@ impl Inner {
         }
         let unchecked = unannounced.filter(|_| !mutant!("cache.no_fence_check_before_payloads"));
         let numbers: ArrayVec<u64, TOGETHER> = drafts.iter().map(|draft| draft.home.first_line).collect();
-        self.home_lines(&numbers, unchecked, |line| lines.push(line))?;
+        self.index.home_lines(&numbers, unchecked, |line| lines.push(line))?;
         let mut written = ArrayVec::<u64, TOGETHER>::new();
         for (Draft { home, index, begun }, line) in drafts.iter().zip(&lines) {
             let mut first = *line;
@@ -189,9 +171,9 @@ impl Inner {
                 self.lines().fence_published();
             }
             if is_rewritten {
-                first = self.home_line(home)?;
+                first = self.index.home_line(home)?;
             }
-            let inserted = self.write_hint(home, begun.namespace(), begun.key(), begun.cell, first)?;
+            let inserted = self.index.write_hint(home, begun.namespace(), begun.key(), begun.cell, first)?;
             if let Inserted::Done { line } = inserted {
                 written.push(line);
             }
@@ -199,23 +181,8 @@ impl Inner {
         }
         Ok(())
     }
-
-    /// Fetches home lines; together with this host's own fence words, if `op` is given, which fails if its incarnation is fenced.
-    fn home_lines(&self, numbers: &[u64], op: Option<&Op<'_>>, mut each: impl FnMut(HintLine)) -> Result<()> {
-        let each = |line: Option<&HintLine>| each(or_tombs(line.copied()));
-        match op {
-            Some(op) => self.fetch_unfenced(numbers, op, each),
-            None => self.fetch_with_fences(numbers, std::iter::empty(), each).map(drop),
-        }
-    }
 }
 
-/// Where WRITING is on its way, and the fence check ahead.
-fn after_writing() {
-    point!("cache.writing");
-}
-
-/// The answer to the request for a block whose hint was not written.
 fn refusal_of(inserted: Inserted) -> Option<Reserved> {
     match inserted {
         Inserted::Done { .. } => None,

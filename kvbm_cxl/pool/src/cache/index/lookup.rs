@@ -11,8 +11,8 @@
 //! The location cache remembers the cell in which this process met a key before: a hit skips the probe of the index, a stale entry costs
 //! one line fetched more.
 
-use crate::cache::index::{Home, Homes, tombs_if_bad};
-use crate::cache::{BlockKey, Few, Inner, Namespace};
+use crate::cache::index::{Home, Homes, Index, tombs_if_bad};
+use crate::cache::{BlockKey, Few, Namespace};
 use crate::coherence;
 use crate::error::Result;
 use crate::fault::mutant;
@@ -66,13 +66,11 @@ impl LocationCache {
         coherence::prefetch(std::ptr::from_ref(self.word(home).0).cast());
     }
 
-    /// Remembers the cell of a key.
     pub fn put(&self, home: &Home, cell: u64) {
         let (word, tag) = self.word(home);
         word.store(tag | (cell + 1), Ordering::Relaxed);
     }
 
-    /// The cell that the key was in when it was last met here.
     pub fn get(&self, home: &Home) -> Option<u64> {
         let (word, tag) = self.word(home);
         let found = word.load(Ordering::Relaxed);
@@ -89,9 +87,7 @@ struct Group<'a> {
     homes: ArrayVec<Home, GROUP>,
     /// The cell of each block, or [`NOWHERE`]. Apart from the rest, so that each is loaded as it was stored: anything wider would wait.
     cells: [u64; GROUP],
-    /// Length and owner of those that were found, in the lower and upper half.
     rest: [u64; GROUP],
-    /// How many were not found yet.
     missing: usize,
 }
 
@@ -100,7 +96,6 @@ impl<'a> Group<'a> {
         Group { namespace, keys, homes: ArrayVec::new(), cells: [NOWHERE; GROUP], rest: [0; GROUP], missing: keys.len() }
     }
 
-    /// Places of the keys that were not found yet.
     fn missing(&self) -> ArrayVec<u8, GROUP> {
         let mut places = ArrayVec::new();
         for (place, &cell) in self.cells[..self.homes.len()].iter().enumerate() {
@@ -127,7 +122,6 @@ impl<'a> Group<'a> {
     }
 }
 
-/// No cell.
 const NOWHERE: u64 = u64::MAX;
 
 /// Whether where a block is found is news to this process.
@@ -152,8 +146,7 @@ impl Named {
     }
 }
 
-impl Inner {
-    /// Whether a descriptor is a complete block of the key.
+impl Index {
     pub(in crate::cache) fn is_block(found: &Descriptor, namespace: Namespace, key: BlockKey) -> bool {
         found.state == Descriptor::READY && ((found.key == key.0 && found.namespace == namespace.0) || mutant!("cache.hint_is_trusted"))
     }
@@ -162,7 +155,9 @@ impl Inner {
     pub(in crate::cache) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         self.renew_fences();
         let home = self.home(namespace, key);
-        if let Some(found) = self.block_at_cached_location(&home, namespace, key)? {
+        if let Some(cell) = self.locations.get(&home)
+            && let Some(found) = self.block_in(cell, namespace, key)?
+        {
             return Ok(Some(found));
         }
         let mut found = self.block_by_cached_hint(&home, namespace, key)?;
@@ -170,16 +165,9 @@ impl Inner {
             found = self.look_through_window(&home, namespace, key)?;
         }
         if let Some(found) = found {
-            self.index.locations.put(&home, found.cell);
+            self.locations.put(&home, found.cell);
         }
         Ok(found)
-    }
-
-    /// Whether a block of the key is in the cell where this process last met it.
-    pub(in crate::cache) fn is_where_it_was(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<bool> {
-        let Some(cell) = self.index.locations.get(home) else { return Ok(false) };
-        self.renew_fences();
-        Ok(self.block_in(cell, namespace, key)?.is_some())
     }
 
     /// Which of several blocks are in the cells where this process last met them; `each` gets their places. Misses overlap.
@@ -189,7 +177,7 @@ impl Inner {
         mut each: impl FnMut(usize),
     ) -> Result<()> {
         let remembered_of = |(place, (home, namespace, key))| {
-            let cell = self.index.locations.get(home).filter(|&cell| cell < self.cell_count)?;
+            let cell = self.locations.get(home).filter(|&cell| cell < self.cell_count)?;
             Some((place, namespace, key, cell))
         };
         let remembered: Few<(usize, Namespace, BlockKey, u64)> = asked.enumerate().filter_map(remembered_of).collect();
@@ -200,7 +188,9 @@ impl Inner {
         let mut lines = [Line::ZERO; GROUP];
         for remembered in remembered.chunks(GROUP) {
             let cells: ArrayVec<u64, GROUP> = remembered.iter().map(|&(.., cell)| cell).collect();
-            for (&(place, namespace, key, _), found) in remembered.iter().zip(self.lines().fetch_some::<Descriptor>(&cells, &mut lines)?) {
+            for (&(place, namespace, key, _), found) in
+                remembered.iter().zip(self.host.lines().fetch_some::<Descriptor>(&cells, &mut lines)?)
+            {
                 if found.is_some_and(|found| self.is_served(found, namespace, key)) {
                     each(place);
                 }
@@ -209,17 +199,9 @@ impl Inner {
         Ok(())
     }
 
-    /// The block of a key, if it is in the cell where this process last met it.
-    fn block_at_cached_location(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
-        match self.index.locations.get(home) {
-            Some(cell) => self.block_in(cell, namespace, key),
-            None => Ok(None),
-        }
-    }
-
     /// The block of a key, if its hints lead to it as this host's caches hold them.
     fn block_by_cached_hint(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
-        match self.named_in_cached_window(home, &self.lines().peek(home.first_line)?)? {
+        match self.named_in_cached_window(home, &self.host.lines().peek(home.first_line)?)? {
             Some(cell) => self.block_in(cell, namespace, key),
             None => Ok(None),
         }
@@ -233,7 +215,7 @@ impl Inner {
             if named.is_some() || is_all {
                 break;
             }
-            (named, is_all) = self.named_by(home, &self.lines().peek(self.hint_line(home, step))?);
+            (named, is_all) = self.named_by(home, &self.host.lines().peek(self.hint_line(home, step))?);
         }
         Ok(named)
     }
@@ -254,16 +236,14 @@ impl Inner {
         (cell, empty != 0 && named.count_ones() <= 1)
     }
 
-    /// The block of a key in a cell, if it is there.
     fn block_in(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         let found = self.descriptor(cell)?.filter(|found| self.is_served(found, namespace, key));
         Ok(found.map(|found| BlockInfo::of(cell, &found)))
     }
 
-    /// Follows the hints of a window, one line after the other.
     fn look_through_window(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         for step in 0..HINT_WINDOW {
-            let line = tombs_if_bad(self.lines().fetch(self.hint_line(home, step)))?;
+            let line = tombs_if_bad(self.host.lines().fetch(self.hint_line(home, step)))?;
             for hint in line.iter() {
                 match hint {
                     Hint::Empty => return Ok(None),
@@ -282,7 +262,7 @@ impl Inner {
     /// Whether a descriptor is a block of the key whose owner is not known to be fenced: what a fenced host left must not hide the block
     /// that another host has published since.
     fn is_served(&self, found: &Descriptor, namespace: Namespace, key: BlockKey) -> bool {
-        Self::is_block(found, namespace, key) && !self.index.fences.is_fenced(found.owner, found.incarnation)
+        Self::is_block(found, namespace, key) && !self.known_fences.is_fenced(found.owner, found.incarnation)
     }
 
     /// Looks several keys up, with overlapped misses; `each` gets one answer for each key, in order, until it says that it is enough.
@@ -293,7 +273,7 @@ impl Inner {
         mut each: impl FnMut(Option<BlockInfo>) -> bool,
     ) -> Result<()> {
         self.renew_fences();
-        let homes = self.index.homes(namespace);
+        let homes = self.homes(namespace);
         let lines = &mut [Line::ZERO; GROUP];
         for keys in keys.chunks(GROUP) {
             let group = &mut Group::of(namespace, keys);
@@ -319,7 +299,7 @@ impl Inner {
     fn find_homes(&self, group: &mut Group, homes: &Homes, remembered: &mut Named) {
         for (place, &key) in group.keys.iter().enumerate() {
             let home = homes.of(key);
-            if let Some(cell) = self.index.locations.get(&home).filter(|&cell| cell < self.cell_count) {
+            if let Some(cell) = self.locations.get(&home).filter(|&cell| cell < self.cell_count) {
                 remembered.add(place as u8, cell);
             }
             group.homes.push(home);
@@ -331,7 +311,7 @@ impl Inner {
         if named.cells.is_empty() {
             return Ok(());
         }
-        let opened = self.lines().fetch_some::<Descriptor>(&named.cells, lines)?;
+        let opened = self.host.lines().fetch_some::<Descriptor>(&named.cells, lines)?;
         for ((&place, &cell), found) in named.places.iter().zip(&named.cells).zip(opened) {
             let place = usize::from(place);
             let (namespace, key) = (group.namespace, group.keys[place]);
@@ -343,7 +323,7 @@ impl Inner {
             if let Some(found) = found {
                 group.set(place, found);
                 if news == News::Yes {
-                    self.index.locations.put(&group.homes[place], cell);
+                    self.locations.put(&group.homes[place], cell);
                 }
             }
         }
@@ -355,7 +335,7 @@ impl Inner {
         let missing = group.missing();
         let numbers = group.home_lines(&missing);
         let mut named = Named::default();
-        for (&place, line) in missing.iter().zip(self.lines().peek_some::<HintLine>(&numbers, lines)?) {
+        for (&place, line) in missing.iter().zip(self.host.lines().peek_some::<HintLine>(&numbers, lines)?) {
             if let Some(cell) = self.named_in_cached_window(&group.homes[usize::from(place)], line)? {
                 named.add(place, cell);
             }
@@ -370,7 +350,7 @@ impl Inner {
         let numbers = group.home_lines(&missing);
         let mut named = Named::default();
         let mut unsettled: ArrayVec<u8, GROUP> = ArrayVec::new();
-        for (&place, line) in missing.iter().zip(self.lines().fetch_some::<HintLine>(&numbers, lines)?) {
+        for (&place, line) in missing.iter().zip(self.host.lines().fetch_some::<HintLine>(&numbers, lines)?) {
             let home = &group.homes[usize::from(place)];
             let (cell, is_all) = line.map_or((None, false), |line| self.named_by(home, line));
             if let Some(cell) = cell {
@@ -388,7 +368,7 @@ impl Inner {
             let home = group.homes[place];
             if let Some(found) = self.look_through_window(&home, group.namespace, group.keys[place])? {
                 group.set(place, found);
-                self.index.locations.put(&home, found.cell);
+                self.locations.put(&home, found.cell);
             }
         }
         Ok(())
@@ -411,7 +391,7 @@ impl Inner {
 
     /// Brings what this process knows of the fences up to date, if that is older than a heartbeat.
     pub(super) fn renew_fences(&self) {
-        let fences = &self.index.fences;
+        let fences = &self.known_fences;
         let (now_ns, at_ns) = (self.host.platform().now_coarse_ns().max(1), fences.at_ns.load(Ordering::Relaxed));
         if at_ns != 0 && now_ns.saturating_sub(at_ns) <= self.host.config().heartbeat_ms * 1_000_000 {
             return;

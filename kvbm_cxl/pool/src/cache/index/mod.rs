@@ -10,10 +10,13 @@ pub(super) mod insert;
 pub(super) mod lookup;
 pub(super) mod presence;
 
-use super::cells::owner_requests::Pace;
-use super::{BlockKey, Inner, Namespace};
+use super::cells::Pace;
+use super::locks::CacheLocks;
+use super::pull::fences::FenceView;
+use super::{BlockKey, Namespace};
 use crate::error::Result;
 use crate::fault::{mutant, point};
+use crate::host::Host;
 use crate::limits::HINT_WINDOW;
 use crate::line::if_whole;
 use crate::lock::{FIRST_STRIPE_LOCK, LockGuard, LockId};
@@ -21,55 +24,57 @@ use crate::media::{Descriptor, Geometry, HINTS_PER_LINE, Hint, HintLine};
 use arrayvec::ArrayVec;
 use lookup::{KnownFences, LocationCache};
 
-/// Where a key is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Home {
     pub fingerprint: u64,
     pub stripe: u32,
-    /// Line within the stripe.
     line: u64,
     /// The same line's number among all.
     pub first_line: u64,
 }
 
-/// The hint table's shape.
 #[derive(Clone, Copy)]
 pub(super) struct Table {
     stripes: u64,
-    /// Lines of each stripe.
     lines: u64,
 }
 
 impl Table {
-    /// In a pool of this geometry.
     pub fn of(geometry: &Geometry) -> Self {
         Table { stripes: geometry.stripes.into(), lines: geometry.hint_lines_per_stripe() }
     }
 
     /// Where the keys of a namespace are looked for.
     pub fn homes(self, namespace: Namespace) -> Homes {
-        Homes { table: self, state: mixed(DIGEST_START, namespace.0) }
+        Homes { table: self, state: mix(DIGEST_START, namespace.0) }
     }
 }
 
 /// The hint table, and what this process knows for finding blocks without it.
 pub(super) struct Index {
+    host: Host,
+    fences: FenceView,
+    locks: CacheLocks,
+    cell_count: u64,
     table: Table,
     /// Where this process met keys last.
     pub locations: LocationCache,
-    /// The fences as of a moment ago.
-    fences: KnownFences,
-    /// Requests to owners for a place in the table.
+    known_fences: KnownFences,
     hint_requests: Pace,
 }
 
 impl Index {
-    /// In a pool of this geometry, with room for the locations of about `remembered_keys` keys.
-    pub fn new(geometry: &Geometry, remembered_keys: usize) -> Self {
+    /// In the pool of the host of these locks, with room for the locations of about `remembered_keys` keys.
+    pub fn new(locks: &CacheLocks, remembered_keys: usize) -> Self {
+        let geometry = locks.host.geometry();
         Index {
+            host: locks.host.clone(),
+            fences: FenceView::of(&locks.host),
+            locks: locks.clone(),
+            cell_count: geometry.cell_count(),
             table: Table::of(geometry),
             locations: LocationCache::new(remembered_keys, geometry.cell_count()),
-            fences: KnownFences::default(),
+            known_fences: KnownFences::default(),
             hint_requests: Pace::default(),
         }
     }
@@ -80,7 +85,6 @@ impl Index {
     }
 }
 
-/// Where the keys of one namespace are looked for.
 pub(super) struct Homes {
     table: Table,
     state: u64,
@@ -91,7 +95,7 @@ impl Homes {
     #[inline]
     pub fn of(&self, key: BlockKey) -> Home {
         let Table { stripes, lines } = self.table;
-        let fingerprint = finished(mixed(self.state, key.0)).max(1);
+        let fingerprint = finish(mix(self.state, key.0)).max(1);
         let spread = u128::from(fingerprint.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let stripe = ((spread * u128::from(stripes)) >> 64) as u64;
         let line = ((u128::from(fingerprint.rotate_left(32)) * u128::from(lines)) >> 64) as u64;
@@ -99,25 +103,19 @@ impl Homes {
     }
 }
 
-/// What an insert found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inserted {
-    /// The hint is written.
     Done {
-        /// Number of its line.
         line: u64,
     },
     /// A block of this key is there or being written.
     Exists,
     /// A block of this key is there and may be about to go.
     Busy,
-    /// No place in the window.
     Full,
 }
 
-/// A place in the window of a key.
 type HintPosition = (usize, usize);
-/// Lines of a window.
 type Window = ArrayVec<HintLine, { HINT_WINDOW as usize }>;
 
 impl Home {
@@ -131,7 +129,6 @@ impl Home {
         Table::of(geometry).homes(namespace).of(key)
     }
 
-    /// Number of line `step` of the window.
     pub fn hint_line(&self, geometry: &Geometry, step: u64) -> u64 {
         if step == 0 {
             return self.first_line;
@@ -148,13 +145,13 @@ impl Home {
 
 /// Mixes namespace and key to 64 well-spread bits. Keys are hashes already, but nothing forces callers to use good ones.
 fn digest(namespace: Namespace, key: BlockKey) -> u64 {
-    finished(mixed(mixed(DIGEST_START, namespace.0), key.0))
+    finish(mix(mix(DIGEST_START, namespace.0), key.0))
 }
 
 const DIGEST_START: u64 = 0x243f_6a88_85a3_08d3;
 
 #[inline]
-fn mixed(mut state: u64, bytes: [u8; 16]) -> u64 {
+fn mix(mut state: u64, bytes: [u8; 16]) -> u64 {
     let words: [u64; 2] = bytemuck::cast(bytes);
     for word in words {
         let product = u128::from(state ^ word) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
@@ -164,24 +161,21 @@ fn mixed(mut state: u64, bytes: [u8; 16]) -> u64 {
 }
 
 #[inline]
-fn finished(state: u64) -> u64 {
+fn finish(state: u64) -> u64 {
     state ^ state >> 32
 }
 
-impl Inner {
-    /// Where a key is looked for.
+impl Index {
     pub(super) fn home(&self, namespace: Namespace, key: BlockKey) -> Home {
-        self.index.homes(namespace).of(key)
+        self.homes(namespace).of(key)
     }
 
-    /// Number of line `step` of a key's window.
     pub(super) fn hint_line(&self, home: &Home, step: u64) -> u64 {
-        home.hint_line(self.geometry(), step)
+        home.hint_line(self.host.geometry(), step)
     }
 
-    /// The first line of a key's window.
     pub(super) fn home_line(&self, home: &Home) -> Result<HintLine> {
-        tombs_if_bad(self.lines().fetch(self.hint_line(home, 0)))
+        tombs_if_bad(self.host.lines().fetch(self.hint_line(home, 0)))
     }
 
     /// The window of a key up to the line with the first empty place; a line that does not verify is four tombs. `first` is its first line,
@@ -197,7 +191,7 @@ impl Inner {
         }
         let indexes: ArrayVec<u64, { HINT_WINDOW as usize }> = (1..HINT_WINDOW).map(|step| self.hint_line(home, step)).collect();
         let mut fetched = Vec::with_capacity(indexes.len());
-        self.lines().fetch_many(&indexes, &mut fetched)?;
+        self.host.lines().fetch_many(&indexes, &mut fetched)?;
         for line in fetched {
             let line = tombs_if_bad(line)?;
             window.push(line);
@@ -211,7 +205,7 @@ impl Inner {
     /// Cells that may hold the key: lines of the window are fetched one after the other, up to the first empty place.
     pub(super) fn candidates(&self, home: &Home, out: &mut Vec<u64>) -> Result<()> {
         for step in 0..HINT_WINDOW {
-            let line = tombs_if_bad(self.lines().fetch(self.hint_line(home, step)))?;
+            let line = tombs_if_bad(self.host.lines().fetch(self.hint_line(home, step)))?;
             if self.matches(home, &line, out) {
                 return Ok(());
             }
@@ -231,12 +225,11 @@ impl Inner {
         false
     }
 
-    /// Takes the lock of a stripe.
     pub(super) fn lock_stripe(&self, home: &Home) -> Result<Option<LockGuard<'_>>> {
         if !locks_stripes() {
             return Ok(None);
         }
-        self.acquire(home.lock()).map(|guard| Some(usable(guard)))
+        self.locks.acquire(home.lock()).map(|guard| Some(usable(guard)))
     }
 
     /// Takes the locks of several stripes, each as soon as it comes, and calls `work` with the place of its home while it is held.
@@ -249,32 +242,28 @@ impl Inner {
             return (0..homes.len()).try_for_each(work);
         }
         let locks: Vec<LockId> = homes.map(Home::lock).collect();
-        self.acquire_each(&locks, |guard| {
+        self.locks.acquire_each(&locks, |guard| {
             let guard = usable(guard);
             locks.iter().position(|&lock| lock == guard.lock()).map_or(Ok(()), &mut work)
         })
     }
 
-    /// As [`Inner::lock_stripe`] where that needs no other host; `None` where it would have to wait.
+    /// As [`Index::lock_stripe`] where that needs no other host; `None` where it would have to wait.
     pub(super) fn lock_stripe_if_here(&self, home: &Home) -> Result<Option<LockGuard<'_>>> {
         if !locks_stripes() {
             return Ok(None);
         }
-        let guard = self.host.acquire_if_here(home.lock())?;
-        if guard.is_some() {
-            self.metrics.lock_wait_seconds.observe(0);
-        }
-        Ok(guard.map(usable))
+        Ok(self.locks.acquire_if_here(home.lock())?.map(usable))
     }
 
     /// Publishes a hint for `cell` unless a block of the key is there. The caller holds the stripe's lock and has published WRITING.
     pub(super) fn insert(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64) -> Result<Inserted> {
         let inserted = self.write_hint(home, namespace, key, cell, self.home_line(home)?);
-        self.lines().fence_published();
+        self.host.lines().fence_published();
         inserted
     }
 
-    /// As [`Inner::insert`], but the hint is written without a fence, which the caller makes before it gives the lock back. `first` is the
+    /// As [`Index::insert`], but the hint is written without a fence, which the caller makes before it gives the lock back. `first` is the
     /// key's home line, fetched since the lock was taken, WRITING was published and hints were written to it.
     pub(super) fn write_hint(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64, first: HintLine) -> Result<Inserted> {
         let mut window = Window::new();
@@ -302,7 +291,7 @@ impl Inner {
         window[step].set(place, Hint::Cell { fingerprint: home.fingerprint, cell });
         point!("cache.hint_chosen");
         let line = self.hint_line(home, step as u64);
-        self.lines().write(line, window[step])?;
+        self.host.lines().write(line, window[step])?;
         point!("cache.hinted");
         Ok(Inserted::Done { line })
     }
@@ -313,7 +302,7 @@ impl Inner {
             return Ok(None);
         }
         // A line that is just being written may be that of a block of this key; one that stays damaged belongs to no key.
-        let found: Option<Descriptor> = if_whole(self.host.inner.patiently(|| self.lines().fetch(cell)))?;
+        let found: Option<Descriptor> = if_whole(self.host.inner.patiently(|| self.host.lines().fetch(cell)))?;
         let Some(found) = found else { return Ok(None) };
         let same = found.key == key.0 && found.namespace == namespace.0;
         let state = match found.state {
@@ -324,7 +313,7 @@ impl Inner {
         if !same {
             return Ok(None);
         }
-        let fenced = self.fences(std::iter::once(found.owner))?.of(found.owner, found.incarnation);
+        let fenced = self.fences.fences(std::iter::once(found.owner))?.of(found.owner, found.incarnation);
         Ok((fenced == Some(false)).then_some(state))
     }
 
@@ -333,7 +322,7 @@ impl Inner {
         if cell >= self.cell_count {
             return Ok(None);
         }
-        if_whole(self.lines().fetch(cell))
+        if_whole(self.host.lines().fetch(cell))
     }
 
     /// The first place in a window whose hint, of another key, names a cell that does not hold what it says.
@@ -347,7 +336,7 @@ impl Inner {
         let hints: ArrayVec<(HintPosition, u64, u64), { HINT_WINDOW as usize * HINTS_PER_LINE }> = of_others.collect();
         let known: Vec<u64> = hints.iter().map(|(_, _, cell)| *cell).filter(|&cell| cell < self.cell_count).collect();
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(known.len());
-        self.lines().fetch_many(&known, &mut fetched)?;
+        self.host.lines().fetch_many(&known, &mut fetched)?;
         let mut descriptors = fetched.into_iter();
         for (place, fingerprint, cell) in hints {
             if cell >= self.cell_count {
@@ -377,13 +366,13 @@ impl Inner {
         let Some((step, place)) = found else { return Ok(()) };
         if mutant!("cache.remove_writes_empty") {
             window[step].set(place, Hint::Empty);
-            return self.lines().publish(self.hint_line(home, step as u64), window[step]);
+            return self.host.lines().publish(self.hint_line(home, step as u64), window[step]);
         }
         window[step].set(place, Hint::Tomb);
         let changed = sweep_tombs(&mut window, (step, place));
         // The last line first: a reader in between must never meet an empty place in front of one that is still used.
         for step in changed.rev() {
-            self.lines().publish(self.hint_line(home, step as u64), window[step])?;
+            self.host.lines().publish(self.hint_line(home, step as u64), window[step])?;
             point!("cache.hint_removed");
         }
         Ok(())

@@ -4,7 +4,8 @@
 //! A reservation is in the table before its first byte is written, so that a reader can tell a block that is being written from one that
 //! never was. What it is told is advice, as that of a lookup: no byte is read for it, and a block that comes is pulled as any other.
 
-use crate::cache::{BlockKey, Cache, Inner, Namespace};
+use crate::cache::index::Index;
+use crate::cache::{BlockKey, Cache, Namespace};
 use crate::error::Result;
 use crate::fault::mutant;
 use crate::media::Descriptor;
@@ -20,14 +21,14 @@ pub enum Presence {
     There,
 }
 
-impl Inner {
+impl Index {
     fn presence(&self, namespace: Namespace, key: BlockKey, cells: &mut Vec<u64>) -> Result<Presence> {
         cells.clear();
         self.candidates(&self.home(namespace, key), cells)?;
         let mut presence = Presence::Absent;
         for &cell in cells.iter() {
             let Some(found) = self.descriptor(cell)? else { continue };
-            let is_lost = self.index.fences.is_fenced(found.owner, found.incarnation) && !mutant!("cache.the_fenced_still_write");
+            let is_lost = self.known_fences.is_fenced(found.owner, found.incarnation) && !mutant!("cache.the_fenced_still_write");
             if found.key != key.0 || found.namespace != namespace.0 || is_lost {
                 continue;
             }
@@ -49,8 +50,8 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn presence(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Presence>> {
-        self.inner.renew_fences();
+        self.inner.index.renew_fences();
         let mut cells = Vec::new();
-        keys.iter().map(|&key| self.inner.presence(namespace, key, &mut cells)).collect()
+        keys.iter().map(|&key| self.inner.index.presence(namespace, key, &mut cells)).collect()
     }
 }

@@ -62,7 +62,6 @@ impl Cache {
     }
 }
 
-/// The blocks of a namespace in cells of these sizes.
 fn blocks_in(view: &CacheView, namespace: Namespace, classes: &[usize]) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();
     for &class in classes {
@@ -84,7 +83,7 @@ impl Watch {
         let mut complete = vec![true; keys.len()];
         for &companion in &self.companions {
             let mut places = complete.iter_mut();
-            inner.look_up_all(companion, &keys, |found| {
+            inner.index.look_up_all(companion, &keys, |found| {
                 if let Some(place) = places.next() {
                     *place &= found.is_some();
                 }

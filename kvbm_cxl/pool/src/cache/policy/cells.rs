@@ -7,19 +7,14 @@ use crate::error::{Error, Result};
 
 /// Cells of one page.
 const PAGE_CELLS: usize = 256;
-/// No cell.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What the policy has done with a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ListState {
-    /// Not followed.
     #[default]
     Absent,
-    /// In a list.
     Listed,
-    /// A candidate, in no list.
     Offered,
     /// A candidate that was used since it was offered.
     Recalled,
@@ -28,9 +23,7 @@ pub(super) enum ListState {
 /// What is known of a cell. The order of the fields keeps it at 16 bytes beside `extra`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<X> {
-    /// The neighbour towards the old end.
     pub older: u32,
-    /// The neighbour towards the young end.
     pub younger: u32,
     /// Tick of the last known use, 0 for none.
     pub tick: u32,
@@ -51,7 +44,6 @@ impl<X: Default> Default for Node<X> {
 
 const _: () = assert!(size_of::<Node<()>>() == 16);
 
-/// A list of nodes, old end and young end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     pub oldest: u32,
@@ -65,7 +57,6 @@ impl Default for List {
     }
 }
 
-/// The nodes.
 pub(super) struct Cells<X> {
     pages: Vec<Option<Box<[Node<X>; PAGE_CELLS]>>>,
     limit: u64,
@@ -73,12 +64,10 @@ pub(super) struct Cells<X> {
 }
 
 impl<X: Copy + Default> Cells<X> {
-    /// For cells with numbers below `limit`.
     pub fn new(limit: u64) -> Self {
         Cells { pages: Vec::new(), limit: limit.min(u64::from(NONE)), len: 0 }
     }
 
-    /// Cells followed.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -88,13 +77,11 @@ impl<X: Copy + Default> Cells<X> {
         u32::try_from(cell).ok().filter(|&cell| self.get(cell).is_some())
     }
 
-    /// The node of a cell that is followed.
     pub fn get(&self, cell: u32) -> Option<&Node<X>> {
         let page = self.pages.get(cell as usize / PAGE_CELLS)?.as_ref()?;
         page.get(cell as usize % PAGE_CELLS).filter(|node| node.state != ListState::Absent)
     }
 
-    /// The node of a cell that is followed.
     pub fn get_mut(&mut self, cell: u32) -> Option<&mut Node<X>> {
         let page = self.pages.get_mut(cell as usize / PAGE_CELLS)?.as_mut()?;
         page.get_mut(cell as usize % PAGE_CELLS).filter(|node| node.state != ListState::Absent)
@@ -151,17 +138,14 @@ impl<X: Copy + Default> Cells<X> {
         }
     }
 
-    /// Puts a cell at the young end.
     pub fn push_young(&mut self, list: &mut List, cell: u32) {
         self.link(list, cell, list.youngest, NONE);
     }
 
-    /// Puts a cell at the old end.
     pub fn push_old(&mut self, list: &mut List, cell: u32) {
         self.link(list, cell, NONE, list.oldest);
     }
 
-    /// Takes a cell out of the list it is in.
     pub fn unlink(&mut self, list: &mut List, cell: u32) {
         let Some(node) = self.get_mut(cell) else { return };
         let (older, younger) = (node.older, node.younger);
@@ -171,7 +155,6 @@ impl<X: Copy + Default> Cells<X> {
         list.len -= 1;
     }
 
-    /// Takes out the oldest.
     pub fn pop_old(&mut self, list: &mut List) -> Option<u32> {
         let cell = list.oldest;
         self.get(cell)?;

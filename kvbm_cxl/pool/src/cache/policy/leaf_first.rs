@@ -18,7 +18,6 @@ use std::collections::HashMap;
 
 /// Where a cell is, in `queue`. The inner policy follows it as one of its own.
 const INNER: u8 = 0;
-/// Offered by the inner policy, and held back.
 const WAITING: u8 = 1;
 /// Offered by the inner policy, held back before, and now free to go.
 const READY: u8 = 2;
@@ -46,14 +45,11 @@ fn whole([low, high]: [u32; 2]) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// What is known of a name.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     /// The cell that has the block, the latest of several; [`NONE`] where none has.
     cell: u32,
-    /// Cells whose parent it is.
     children: u32,
-    /// Those of them that are offered to the evictor.
     out: u32,
 }
 
@@ -168,13 +164,13 @@ impl LeafFirst {
 }
 
 impl EvictionPolicy for LeafFirst {
-    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
-        self.removed(entry.cell);
+    fn on_insert(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
+        self.on_remove(entry.cell);
         let own = fingerprint(&entry.namespace, &entry.key);
         let parent = entry.parent.map(|key| fingerprint(&entry.namespace, &key)).filter(|&parent| parent != own);
         let names = Names { own: halves(own), parent: parent.map_or([0; 2], halves) };
         let cell = self.cells.follow(entry.cell, 0, names)?;
-        if let Err(error) = self.inner.inserted(entry, place, tick) {
+        if let Err(error) = self.inner.on_insert(entry, place, tick) {
             self.cells.forget(cell);
             return Err(error);
         }
@@ -187,13 +183,13 @@ impl EvictionPolicy for LeafFirst {
         Ok(())
     }
 
-    fn touched(&mut self, cell: u64, tick: u32) {
+    fn on_use(&mut self, cell: u64, tick: u32) {
         if let Some(number) = self.cells.find(cell)
             && self.cells.get(number).is_some_and(|node| matches!(node.queue, WAITING | READY))
         {
             self.back(number, Verdict::Kept);
         }
-        self.inner.touched(cell, tick);
+        self.inner.on_use(cell, tick);
     }
 
     fn used_elsewhere(&mut self, cell: u64, tick: u32) {
@@ -205,10 +201,10 @@ impl EvictionPolicy for LeafFirst {
         self.inner.used_elsewhere(cell, tick);
     }
 
-    fn removed(&mut self, cell: u64) {
+    fn on_remove(&mut self, cell: u64) {
         if let Some(number) = self.cells.find(cell) {
             self.forget(number);
-            self.inner.removed(cell);
+            self.inner.on_remove(cell);
         }
     }
 

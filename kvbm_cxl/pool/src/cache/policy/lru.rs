@@ -35,7 +35,6 @@ impl Lru {
         self.now = self.now.max(tick);
     }
 
-    /// The list of a tick, beside the nodes that it is threaded through.
     fn list(&mut self, tick: u32) -> (&mut Cells<()>, &mut List) {
         let is_recent = self.now.saturating_sub(tick) < CYCLE_TICKS;
         let recent = self.recent.get_mut((tick % CYCLE_TICKS) as usize).filter(|_| is_recent);
@@ -82,9 +81,9 @@ impl Lru {
 }
 
 impl EvictionPolicy for Lru {
-    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
+    fn on_insert(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
         self.advance(tick);
-        self.removed(entry.cell);
+        self.on_remove(entry.cell);
         let cell = self.cells.follow(entry.cell, 0, ())?;
         match place {
             QueueEnd::Young => self.use_at(cell, self.now),
@@ -93,7 +92,7 @@ impl EvictionPolicy for Lru {
         Ok(())
     }
 
-    fn touched(&mut self, cell: u64, tick: u32) {
+    fn on_use(&mut self, cell: u64, tick: u32) {
         self.advance(tick);
         let Some(cell) = self.cells.find(cell) else { return };
         match self.cells.get_mut(cell) {
@@ -114,7 +113,7 @@ impl EvictionPolicy for Lru {
         }
     }
 
-    fn removed(&mut self, cell: u64) {
+    fn on_remove(&mut self, cell: u64) {
         if let Some(cell) = self.cells.find(cell) {
             self.unlink(cell);
             self.cells.forget(cell);
@@ -139,7 +138,7 @@ impl EvictionPolicy for Lru {
             return false;
         }
         match verdict {
-            Verdict::Evicted => self.removed(cell),
+            Verdict::Evicted => self.on_remove(cell),
             Verdict::InUse => self.use_at(number, self.now),
             Verdict::Younger { tick } => {
                 self.advance(tick);

@@ -22,9 +22,9 @@
 //! let mut policy = PolicyKind::Lru.build(1 << 20);
 //! let now = 7; // ticks seen by this process, see TickClock
 //! for cell in 0..4 {
-//!     policy.inserted(&Entry { cell, key: [cell as u8; 16], namespace: [0; 16], parent: None }, QueueEnd::Young, now)?;
+//!     policy.on_insert(&Entry { cell, key: [cell as u8; 16], namespace: [0; 16], parent: None }, QueueEnd::Young, now)?;
 //! }
-//! policy.touched(0, now + 1);
+//! policy.on_use(0, now + 1);
 //! let mut candidates: Vec<Candidate> = Vec::new();
 //! policy.victims(2, now + 2, &mut candidates);
 //! assert_eq!(candidates.iter().map(|candidate| candidate.cell).collect::<Vec<_>>(), [1, 2]);
@@ -107,17 +107,17 @@ pub trait EvictionPolicy: Send {
     ///
     /// # Errors
     /// [`Error::Invalid`] where the number of the cell is not below the number of cells that the policy was made for.
-    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()>;
+    fn on_insert(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()>;
 
     /// A block was found and used by this process.
-    fn touched(&mut self, cell: u64, tick: u32);
+    fn on_use(&mut self, cell: u64, tick: u32);
 
     /// Another host used a block at `tick`, as its pin line says. Nothing where that is no news: it was used as late, or it is a candidate,
     /// which is looked at anyway.
     fn used_elsewhere(&mut self, cell: u64, tick: u32);
 
     /// A cell was given up for a reason other than eviction. It is no longer followed.
-    fn removed(&mut self, cell: u64);
+    fn on_remove(&mut self, cell: u64);
 
     /// Appends up to `count` cells to `out`, first the one to be evicted first. Each is out of the order until [`settle`](Self::settle).
     fn victims(&mut self, count: usize, tick: u32, out: &mut Vec<Candidate>);

@@ -67,47 +67,22 @@ impl Inner {
         let mut homes = Vec::with_capacity(requests.len());
         for request in requests {
             self.check_request(request)?;
-            let home = self.home(request.namespace, request.key);
+            let home = self.index.home(request.namespace, request.key);
             self.index.locations.prefetch(&home);
             homes.push(home);
         }
         // A fence that this host has not noticed yet is seen at X, before any byte of payload.
-        let op = self.work()?;
+        let op = self.store.work()?;
         let mut answers: Vec<Reserved> = requests.iter().map(|_| Reserved::NoCell).collect();
         let asked = requests.iter().zip(&homes).map(|(request, home)| (home, request.namespace, request.key));
-        self.look_where_they_were(asked, |index| answers[index] = Reserved::Exists)?;
+        self.index.look_where_they_were(asked, |index| answers[index] = Reserved::Exists)?;
         self.take_cells(requests, &mut answers, &op)?;
-        before_it_is_told();
+        point!("cache.reserve");
         for (index, refusal) in self.announce(&answers, &homes, &op)? {
             answers[index] = refusal;
         }
-        before_payload();
+        point!("cache.may_write");
         Ok(answers)
-    }
-
-    /// As [`Inner::reserve`] for one block: the same steps without lists. A publish of 64 KiB as a list of one takes 1.11 times as long,
-    /// one of 4 KiB 1.22 times (`make perf-pool`: publish_64k_list_over_one).
-    pub(super) fn reserve_one(self: &Arc<Self>, request: &PublishRequest) -> Result<Reserved> {
-        self.check_request(request)?;
-        let Some(class) = self.class_holding(request.len_bytes) else { return Ok(Reserved::NoCell) };
-        let home = self.home(request.namespace, request.key);
-        self.index.locations.prefetch(&home);
-        let op = self.work()?;
-        let since_ns = self.host.platform().now_ns();
-        if self.is_where_it_was(&home, request.namespace, request.key)? {
-            return Ok(Reserved::Exists);
-        }
-        let cell = match self.take_cell(request, class)? {
-            Ok(cell) => cell,
-            Err(refusal) => return Ok(refusal),
-        };
-        let begun = self.begin(request, cell, &op, since_ns)?;
-        before_it_is_told();
-        if let Some(refusal) = self.announce_one(&home, &begun, &op)? {
-            return Ok(refusal);
-        }
-        before_payload();
-        Ok(Reserved::Cell(begun))
     }
 
     fn check_request(&self, request: &PublishRequest) -> Result<()> {
@@ -124,7 +99,6 @@ impl Inner {
         Ok(())
     }
 
-    /// The class of the smallest cells that hold a block.
     pub(super) fn class_holding(&self, len_bytes: u64) -> Option<usize> {
         self.geometry().cells.iter().position(|class| class.chunks > 0 && class.cell_bytes >= len_bytes && len_bytes <= u64::from(u32::MAX))
     }
@@ -143,13 +117,13 @@ impl Inner {
         let (offset, _) = self.lines().layout().cell(cell)?;
         // For the reservation, whose drop ends it.
         self.host.inner.count_operation();
-        self.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
+        self.store.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
         Ok(Reservation {
             inner: self.clone(),
             incarnation: op.incarnation(),
             cell,
             offset,
-            descriptor: self.stamped(op.incarnation(), Descriptor::WRITING, content),
+            descriptor: self.store.stamp(op.incarnation(), Descriptor::WRITING, content),
             parent: request.parent.map(|parent| parent.0),
             since_ns,
             checksum: None,
@@ -159,12 +133,11 @@ impl Inner {
         })
     }
 
-    /// Publishes READY for several filled reservations with one fence.
     pub(super) fn commit(&self, reservations: &mut [Reservation]) -> Result<()> {
         let Some(incarnation) = reservations.first().map(|first| first.incarnation) else { return Ok(()) };
         self.host.inner.check_noticed()?;
         if !mutant!("cache.committed_unflushed") {
-            reservations.iter().try_for_each(Reservation::bring_out)?;
+            reservations.iter().try_for_each(Reservation::flush_stores)?;
         }
         for reservation in reservations.iter_mut() {
             let line = &mut reservation.descriptor;
@@ -193,11 +166,11 @@ impl Inner {
             reservation.open = false;
             own.set_ready(reservation.cell, reservation.descriptor, reservation.parent, QueueEnd::Young, tick)?;
             if reservation.promised_bytes > 0 {
-                own.holdings.end_promise(&reservation.descriptor.namespace, std::mem::take(&mut reservation.promised_bytes));
+                own.usage.end_promise(&reservation.descriptor.namespace, std::mem::take(&mut reservation.promised_bytes));
             }
         }
         // Before any thread can take them out again, and tell that.
-        self.events.emit_all(reservations.iter().map(Reservation::stored));
+        self.events.emit_all(reservations.iter().map(Reservation::stored_event));
         drop(own);
         let mut bytes = 0;
         for reservation in reservations.iter() {
@@ -219,7 +192,7 @@ impl Inner {
         }
         reservation.give_up()?;
         point!("cache.abort");
-        let free = self.stamped(reservation.incarnation, Descriptor::FREE, Descriptor::default());
+        let free = self.store.stamp(reservation.incarnation, Descriptor::FREE, Descriptor::default());
         self.lines().publish(reservation.cell, free)?;
         point!("cache.aborted");
         self.store.cells().set_free(reservation.cell);
@@ -253,12 +226,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
     pub fn reserve(&self, request: &PublishRequest) -> Result<Reserved> {
-        let answer = self.inner.reserve_one(request);
-        match &answer {
-            Ok(answer) => self.count_refused(answer),
-            Err(error) => self.count_failed_requests(error, 1),
-        }
-        answer
+        Ok(self.reserve_all(std::slice::from_ref(request))?.pop().unwrap_or(Reserved::NoCell))
     }
 
     /// Reserves cells for several blocks, with shared fences and neighbouring cells; one answer for each request, in order.
@@ -308,16 +276,6 @@ impl Cache {
         }
         self.inner.commit(&mut reservations)
     }
-}
-
-/// Where cells are taken and stamped, and not announced.
-fn before_it_is_told() {
-    point!("cache.reserve");
-}
-
-/// Where the fence check is behind, and the first byte of payload ahead.
-fn before_payload() {
-    point!("cache.may_write");
 }
 
 fn no_cell(geometry: &Geometry) -> Error {

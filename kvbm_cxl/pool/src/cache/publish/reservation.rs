@@ -3,7 +3,7 @@
 
 use crate::cache::observe::events::Change;
 use crate::cache::{BlockKey, Inner, Namespace};
-use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
+use crate::copy::{Checksum, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::media::Descriptor;
@@ -68,7 +68,7 @@ impl Reservation {
 
     /// Brings what may have been stored in place out of this machine's caches. A line that stayed there would be written back onto whatever
     /// the cell holds by then.
-    pub(in crate::cache) fn bring_out(&self) -> Result<()> {
+    pub(in crate::cache) fn flush_stores(&self) -> Result<()> {
         if self.is_in_place.load(Ordering::Relaxed) {
             let memory = self.inner.lines().memory();
             memory.flush_range(self.offset, self.len_bytes())?;
@@ -78,12 +78,12 @@ impl Reservation {
         Ok(())
     }
 
-    /// As [`Reservation::bring_out`], where the block is not to be.
+    /// As [`Reservation::flush_stores`], where the block is not to be.
     pub(in crate::cache) fn give_up(&self) -> Result<()> {
         if mutant!("cache.given_up_unflushed") {
             return Ok(());
         }
-        match self.bring_out() {
+        match self.flush_stores() {
             // No block is ever served from there, and the key must not wait for it.
             Err(Error::Poisoned { .. }) => Ok(()),
             other => other,
@@ -91,7 +91,7 @@ impl Reservation {
     }
 
     /// Notes a checksum of the whole block, which was written past the caches.
-    fn filled(&mut self, checksum: Option<u64>) {
+    fn set_filled(&mut self, checksum: Option<u64>) {
         self.checksum = checksum;
         *self.is_in_place.get_mut() = false;
     }
@@ -101,30 +101,8 @@ impl Reservation {
     /// # Errors
     /// [`Error::Invalid`] when the pieces are not as long as the block; the errors of the memory.
     pub fn fill<'m>(&mut self, pieces: impl IntoIterator<Item = &'m [u8]>) -> Result<()> {
-        self.fill_from(WriteList::gather(self.offset, pieces))
-    }
-
-    /// As [`Reservation::fill`], by address.
-    ///
-    /// # Safety
-    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool.
-    pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
-        let mut list = WriteList::new();
-        let mut at = self.offset;
-        for piece in pieces {
-            // SAFETY: as this function demands.
-            unsafe { list.push_raw(at, piece) };
-            at = at.saturating_add(piece.len_bytes as u64);
-        }
-        self.fill_from(list)
-    }
-
-    fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
-        self.check_len(&list)?;
-        let checksum = self.inner.payload_checksum();
-        let filled = self.copy(&list, checksum).map(|checksum| self.filled(checksum));
-        after_filling();
-        filled
+        let list = WriteList::gather(self.offset, pieces);
+        Reservation::fill_each(std::slice::from_mut(self), &[list])
     }
 
     pub(in crate::cache) fn check_len(&self, list: &WriteList<'_>) -> Result<()> {
@@ -146,13 +124,13 @@ impl Reservation {
             }
             reservation.check_len(list)?;
         }
-        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, inner.payload_checksum());
+        let outcomes = inner.copier.publish_each(lists, inner.copier.payload_checksum());
         let mut filled = Ok(());
         for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
             // Every one of them is noted, whatever became of those before.
             filled = filled.and(reservation.note_filled(outcome));
         }
-        after_filling();
+        point!("cache.filled");
         filled
     }
 
@@ -172,23 +150,22 @@ impl Reservation {
     }
 
     fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
-        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
-        self.noted(outcome)
+        let outcome = self.inner.copier.publish(list, checksum);
+        self.note_outcome(outcome)
     }
 
     /// Notes what became of a copy that fills the whole block.
     pub(in crate::cache) fn note_filled(&mut self, outcome: Outcome) -> Result<()> {
-        self.noted(outcome).map(|checksum| self.filled(checksum))
+        self.note_outcome(outcome).map(|checksum| self.set_filled(checksum))
     }
 
-    /// What is to be done about the outcome of a copy.
-    fn noted(&mut self, outcome: Outcome) -> Outcome {
+    fn note_outcome(&mut self, outcome: Outcome) -> Outcome {
         if matches!(outcome, Err(Error::Timeout { .. })) {
             // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
             // device contexts with it: only then may the cell be used again (CACHE.md C20). Its namespace pays for it.
             self.open = false;
             self.promised_bytes = 0;
-            self.inner.local.begin_filling(self.chunk());
+            self.inner.store.local.begin_filling(self.chunk());
             self.inner.host.inner.count_operation();
         }
         outcome
@@ -208,7 +185,7 @@ impl Reservation {
     }
 
     /// What listeners are told of it once it is committed.
-    pub(in crate::cache) fn stored(&self) -> Change {
+    pub(in crate::cache) fn stored_event(&self) -> Change {
         Change::Stored {
             key: self.key(),
             parent: self.parent.map(BlockKey),
@@ -225,18 +202,6 @@ impl Reservation {
     }
 }
 
-/// Where everything of a block, or of several, is in the memory and not announced.
-fn after_filling() {
-    point!("cache.filled");
-}
-
-impl Inner {
-    /// What is computed of the payload of blocks that are filled in one go.
-    pub(in crate::cache) fn payload_checksum(&self) -> Checksum {
-        if self.config.checksums { Checksum::Xxh3 } else { Checksum::Off }
-    }
-}
-
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.open {
@@ -244,11 +209,11 @@ impl Drop for Reservation {
             let _ = self.inner.clone().abort(self);
         }
         if self.promised_bytes > 0 {
-            self.inner.store.cells().holdings.end_promise(&self.descriptor.namespace, self.promised_bytes);
+            self.inner.store.cells().usage.end_promise(&self.descriptor.namespace, self.promised_bytes);
         }
         // A fenced host too says that its work has ended once this one has.
         if self.give_up().is_ok() {
-            self.inner.local.end_filling(self.chunk(), self.inner.host.inner.tag);
+            self.inner.store.local.end_filling(self.chunk(), self.inner.host.inner.tag);
         }
         self.inner.host.inner.end_operation();
     }

@@ -19,7 +19,6 @@ pub struct Pinned {
     pub(in crate::cache) descriptor: Descriptor,
     /// Incarnation of this host under which the pin was published.
     pub(in crate::cache) incarnation: u32,
-    /// Whether dropping it gives the pin back.
     pub(in crate::cache) held: bool,
 }
 
@@ -29,7 +28,7 @@ impl Pinned {
         let mut blocks: Vec<Pinned> = blocks.into_iter().collect();
         for of_one in blocks.chunk_by_mut(|one, other| Arc::ptr_eq(&one.inner, &other.inner)) {
             let cells: Vec<u64> = of_one.iter_mut().map(Pinned::let_go).collect();
-            of_one[0].inner.unpin(&cells);
+            of_one[0].inner.pins.unpin(&cells);
         }
     }
 
@@ -91,7 +90,7 @@ impl Pinned {
     /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right.
     pub fn is_unchanged(&self) -> Result<bool> {
         self.inner.lines().memory().fence_loads();
-        Ok(self.inner.is_as_pinned(self)?.is_none())
+        Ok(self.inner.copier.verify_unchanged(&[self])?.iter().all(Option::is_none))
     }
 
     /// Copies the block into `destination`, which may be longer than the block; `None`, or why it is a miss.
@@ -106,25 +105,14 @@ impl Pinned {
         }
     }
 
-    /// A list that scatters the block over pieces by address, in order; to be given to [`Pinned::copy`].
+    /// A list that scatters the block over pieces by address, in order, which lie in `local`; for [`Pinned::copy`].
     ///
     /// # Safety
-    /// Until the last use of the list each range may be written, no other thread uses it, and it is not memory of the pool.
+    /// Until the last use of the list each range may be written, no other thread uses it, it is not memory of the pool, and a stream or
+    /// event that `local` names is there.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the pieces are not as long as the block.
-    pub unsafe fn scatter_raw(&self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
-        // SAFETY: as this function demands.
-        unsafe { self.scatter_in(LocalPlace::Host, pieces) }
-    }
-
-    /// As [`Pinned::scatter_raw`], over pieces that lie in `local`.
-    ///
-    /// # Safety
-    /// As there, and a stream or event that `local` names is there.
-    ///
-    /// # Errors
-    /// As there.
     pub unsafe fn scatter_in(&self, local: LocalPlace, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
         // SAFETY: as this function demands.
         let (mut list, mut at) = (unsafe { ReadList::lying_on(local) }, self.offset);
@@ -146,7 +134,7 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::copy_to`], and [`Error::OutOfRange`] for parts outside of the block.
     pub fn copy(&self, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
-        self.inner.copy_one(self, list)
+        Ok(self.inner.copier.copy_each(&[self], std::slice::from_mut(list))?.pop().flatten())
     }
 
     /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it
@@ -174,7 +162,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.held {
-            self.inner.unpin(&[self.cell]);
+            self.inner.pins.unpin(&[self.cell]);
         }
     }
 }

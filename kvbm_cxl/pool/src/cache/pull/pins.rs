@@ -6,18 +6,18 @@
 //! the next pin of a line publishes it again even where the nibble does not change.
 
 use crate::background::held;
-use crate::cache::cells::local::{PinRow, attachment, note, noted};
+use crate::cache::Few;
+use crate::cache::cells::local::{LocalCells, PinRow, attachment, note, pin_of_note};
 use crate::cache::hashing::Spread;
-use crate::cache::{Few, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::host::Host;
 use crate::limits::MAX_PROCESSES;
 use crate::media::{CELLS_PER_PIN, PinLine};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
-/// What this process has pinned: entry of its notes and count, by cell.
 #[derive(Default)]
 struct PinTable {
     entries: HashMap<u64, (usize, u16), Spread>,
@@ -26,18 +26,15 @@ struct PinTable {
 }
 
 impl PinTable {
-    /// Cells pinned now.
     fn cells(&self) -> usize {
         self.entries.len()
     }
 
-    /// Pins of a cell.
     fn count(&self, cell: u64) -> u16 {
         self.entries.get(&cell).map_or(0, |entry| entry.1)
     }
 
-    /// Cells that are pinned.
-    fn pinned(&self) -> Vec<u64> {
+    fn pinned_cells(&self) -> Vec<u64> {
         self.entries.keys().copied().collect()
     }
 
@@ -59,14 +56,26 @@ impl PinTable {
     }
 }
 
-/// The pins of this process.
-#[derive(Default)]
+/// How far this process has looked through the host's pin lines on the way from one tick to another.
+#[derive(Clone, Copy, Default)]
+pub(in crate::cache) struct Clearing {
+    pub(in crate::cache) way: (u64, u64),
+    pub(in crate::cache) row: usize,
+}
+
 pub(in crate::cache) struct Pins {
+    pub(in crate::cache) host: Host,
+    pub(in crate::cache) local: LocalCells,
     table: Mutex<PinTable>,
+    pub(in crate::cache) clearing: Mutex<Clearing>,
 }
 
 impl Pins {
-    /// Cells pinned now.
+    /// None yet.
+    pub fn new(host: &Host, local: &LocalCells) -> Self {
+        Pins { host: host.clone(), local: local.clone(), table: Mutex::default(), clearing: Mutex::default() }
+    }
+
     pub fn cells(&self) -> usize {
         self.table().cells()
     }
@@ -74,9 +83,7 @@ impl Pins {
     fn table(&self) -> MutexGuard<'_, PinTable> {
         held(&self.table)
     }
-}
 
-impl Inner {
     /// Cells sorted by pin line: each line is locked and published once.
     fn by_row(cells: &[u64]) -> Few<u64> {
         let mut sorted = Few::from_slice(cells);
@@ -104,7 +111,7 @@ impl Inner {
 
     fn row(&self, cell: u64) -> Result<(&PinRow, u64)> {
         let number = cell / CELLS_PER_PIN as u64;
-        let limit_bytes = self.cell_count;
+        let limit_bytes = self.host.geometry().cell_count();
         let beyond = || Error::OutOfRange { what: "cell", offset: cell, len_bytes: 1, limit_bytes };
         if cell >= limit_bytes { Err(beyond()) } else { Ok((self.local.rows().get(number as usize).ok_or_else(beyond)?, number)) }
     }
@@ -120,13 +127,12 @@ impl Inner {
         self.host.inner.with_mutex_or_repair(&row.mutex, repair, || work(row, number))
     }
 
-    /// Makes a row's counts and pinned bits from the notes of the living processes.
     fn recount(&self, row: &PinRow, number: u64) {
         let first = number * CELLS_PER_PIN as u64;
         row.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         for index in 0..MAX_PROCESSES {
             for entry in self.local.used_entries(index) {
-                if let Some((cell, count)) = noted(entry.load(Ordering::Acquire))
+                if let Some((cell, count)) = pin_of_note(entry.load(Ordering::Acquire))
                     && (first..first + CELLS_PER_PIN as u64).contains(&cell)
                 {
                     let slot = &row.counts[(cell - first) as usize];
@@ -152,7 +158,7 @@ impl Inner {
         for (word, nibbles) in line.nibbles.iter_mut().zip(&row.nibbles) {
             *word = nibbles.load(Ordering::Relaxed);
         }
-        self.lines().publish(u64::from(self.host.slot()) * self.geometry().pin_lines() + number, line)?;
+        self.host.lines().publish(u64::from(self.host.slot()) * self.host.geometry().pin_lines() + number, line)?;
         row.published.store(attachment(self.host.slot(), incarnation), Ordering::Relaxed);
         Ok(())
     }
@@ -161,7 +167,7 @@ impl Inner {
     fn write_note(&self, cell: u64, change: i32) -> bool {
         let index = self.host.process_index();
         let entries = self.local.entries(index);
-        let mut table = self.pins.table();
+        let mut table = self.table();
         let Some((entry, word)) = table.add(cell, change, entries.len()) else { return false };
         self.local.raise_used(index, table.used);
         entries[entry].store(word, Ordering::Release);
@@ -171,7 +177,7 @@ impl Inner {
     fn pin_row(&self, cells: &[u64]) -> Result<()> {
         let Some(&first) = cells.first() else { return Ok(()) };
         let op = self.host.enter()?;
-        let tick = self.tick();
+        let tick = self.local.tick();
         self.with_row(first, |row, number| {
             let published = row.published.load(Ordering::Relaxed);
             let mut changed = published != attachment(self.host.slot(), op.incarnation()) && !mutant!("cache.pins_stay_published");
@@ -262,7 +268,6 @@ impl Inner {
         tags.filter(|&tag| tag != 0 && self.host.inner.is_tag_alive(tag)).count() as u64
     }
 
-    /// Publishes the lines that a dead process was about to publish.
     fn publish_rows_of_the_dead(&self) -> Result<()> {
         for (number, row) in self.local.rows().iter().enumerate().filter(|(_, row)| row.mutex.is_locked()) {
             let op = self.host.enter()?;
@@ -277,9 +282,9 @@ impl Inner {
         let mut cleared = 0;
         for entry in self.local.used_entries(index) {
             let word = entry.load(Ordering::Acquire);
-            let Some((cell, _)) = noted(word) else { continue };
+            let Some((cell, _)) = pin_of_note(word) else { continue };
             let op = self.host.enter()?;
-            if cell >= self.cell_count {
+            if cell >= self.host.geometry().cell_count() {
                 entry.store(0, Ordering::Release);
                 continue;
             }
@@ -313,11 +318,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives back whatever this process still has pinned.
     pub(in crate::cache) fn close_notes(&self) {
         let cells: Vec<u64> = {
-            let table = self.pins.table();
-            table.pinned().into_iter().flat_map(|cell| std::iter::repeat_n(cell, table.count(cell).into())).collect()
+            let table = self.table();
+            table.pinned_cells().into_iter().flat_map(|cell| std::iter::repeat_n(cell, table.count(cell).into())).collect()
         };
         self.unpin(&cells);
         self.local.set_notes_tag(self.host.process_index(), 0);

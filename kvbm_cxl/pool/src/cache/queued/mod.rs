@@ -28,7 +28,6 @@ pub struct Queued {
     flight: Arc<Flight>,
 }
 
-/// Blocks that were queued.
 pub(super) struct Flight {
     state: Mutex<FlightState>,
     /// The cache is being closed: nothing of it is committed.
@@ -40,7 +39,6 @@ enum FlightState {
     Ended(Arc<[Answer]>),
 }
 
-/// What has not ended.
 struct UnderWay {
     answers: Vec<Answer>,
     parts: Vec<Part>,
@@ -70,7 +68,6 @@ enum Blocks {
     Pulled(Vec<Pinned>, bool),
 }
 
-/// All of a process that have not ended.
 #[derive(Default)]
 pub(super) struct Flights {
     under_way: Mutex<Vec<Arc<Flight>>>,
@@ -78,7 +75,6 @@ pub(super) struct Flights {
 }
 
 impl Queued {
-    /// Of blocks whose answers are known.
     fn ended(answers: Vec<Answer>) -> Queued {
         Queued { flight: Arc::new(Flight::new(FlightState::Ended(answers.into()))) }
     }
@@ -133,7 +129,6 @@ impl Flight {
         Flight { state: Mutex::new(state), is_cancelled: AtomicBool::new(false) }
     }
 
-    /// Goes on without waiting for the GPU.
     fn advance(&self) -> Option<Arc<[Answer]>> {
         let mut state = held(&self.state);
         let under_way = match &mut *state {
@@ -207,7 +202,7 @@ fn commit(reservations: Vec<Reservation>, outcomes: Vec<Outcome>, is_cancelled: 
 fn look_again(pinned: Vec<Pinned>, outcomes: Vec<Outcome>, are_checked: bool, begun_ns: u64) -> Few<Answer> {
     let Some(inner) = pinned.first().map(|first| first.inner.clone()) else { return Few::new() };
     let cache = Cache { inner: inner.clone() };
-    let verdicts = inner.unchanged(&pinned.iter().collect::<Few<_>>());
+    let verdicts = inner.copier.verify_unchanged(&pinned.iter().collect::<Few<_>>());
     let answers: Few<Answer> = match verdicts {
         Err(error) => {
             cache.count_failed(&error, pinned.len() as u64);
@@ -217,7 +212,7 @@ fn look_again(pinned: Vec<Pinned>, outcomes: Vec<Outcome>, are_checked: bool, be
         Ok(verdicts) => {
             let found = pinned.iter().zip(outcomes).zip(verdicts);
             found
-                .map(|((block, outcome), verdict)| match super::pull::answer(block, are_checked, outcome, verdict) {
+                .map(|((block, outcome), verdict)| match super::pull::copy::answer(block, are_checked, outcome, verdict) {
                     Ok(miss) => {
                         let pulled = miss.map_or(Pulled::Hit { len_bytes: block.len_bytes() }, Pulled::Miss);
                         cache.count_pulled(&pulled);

@@ -60,7 +60,7 @@ impl Cache {
             return Ok(Queued::ended(answers));
         }
         // SAFETY: as above; the reservations are kept until the end of the copies is known.
-        let Some(copy) = (unsafe { room.publish(&lists, self.inner.payload_checksum()) })? else {
+        let Some(copy) = (unsafe { room.publish(&lists, self.inner.copier.payload_checksum()) })? else {
             Reservation::fill_each(&mut reservations, &lists)?;
             self.commit_all(reservations)?;
             places.into_iter().for_each(|place| answers[place] = Answer::Done);
@@ -109,7 +109,7 @@ impl Cache {
             });
             match found {
                 Ok((block, list)) => {
-                    let pulls = if self.inner.is_checked(&block, &list) { &mut checked } else { &mut plain };
+                    let pulls = if self.inner.copier.is_checked(&block, &list) { &mut checked } else { &mut plain };
                     pulls.push(place, block, list);
                 }
                 Err(reason) => {
@@ -141,9 +141,8 @@ impl Cache {
         Ok(self.look_after(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
-    /// Copies blocks and waits for it.
     fn pull_waiting(&self, pulls: &mut Pulls, answers: &mut [Answer]) {
-        match self.inner.copy_each(&pulls.blocks.iter().collect::<Vec<_>>(), &mut pulls.lists) {
+        match self.inner.copier.copy_each(&pulls.blocks.iter().collect::<Vec<_>>(), &mut pulls.lists) {
             Err(error) => {
                 self.count_failed(&error, pulls.places.len() as u64);
                 pulls.fail(error, answers);
@@ -172,7 +171,6 @@ fn cell_of(reserved: Reserved, answer: &mut Answer) -> Option<Reservation> {
     None
 }
 
-/// Pinned blocks with where they go, and the places of their answers.
 #[derive(Default)]
 struct Pulls {
     places: Vec<usize>,
@@ -202,7 +200,7 @@ impl Inner {
     pub(super) fn queue_room(&self, device: u32, len_bytes: u64, wait_ms: u64) -> Result<QueueRoom> {
         let deadline = Instant::now() + Duration::from_millis(wait_ms);
         loop {
-            match self.engine.queue_room(device, len_bytes) {
+            match self.copier.engine.queue_room(device, len_bytes) {
                 Err(Error::Full { .. }) if Instant::now() < deadline => {
                     // Whether or not a thread looks after what has the room.
                     self.flights.advance();

@@ -11,7 +11,6 @@ use std::time::Duration;
 /// Between two looks of a thread that has nothing to look after; it is woken.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Whether there is such a thread.
 #[derive(Default)]
 pub(super) enum Watcher {
     /// The upkeep does not run: a caller of [`Cache::service_round`], or one that asks for the end, goes on with what is queued.
@@ -23,7 +22,6 @@ pub(super) enum Watcher {
 }
 
 impl Cache {
-    /// Looks after what a call has queued.
     pub(super) fn look_after(&self, flight: Flight) -> Queued {
         let flight = Arc::new(flight);
         let flights = &self.inner.flights;

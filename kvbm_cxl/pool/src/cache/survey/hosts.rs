@@ -60,7 +60,6 @@ impl OwnerStatus {
     }
 }
 
-/// One slot.
 #[derive(Clone, Copy, Default)]
 struct HostSlot {
     /// Fenced up to here, over all rows that verify.
@@ -71,7 +70,6 @@ struct HostSlot {
     identity: Option<Identity>,
 }
 
-/// Every slot.
 pub(super) struct Hosts {
     slots: Vec<HostSlot>,
 }
@@ -98,12 +96,10 @@ impl Hosts {
         Ok(Hosts { slots })
     }
 
-    /// Whether any host can have written lines of the slot.
     pub fn was_joined(&self, slot: u16) -> bool {
         self.slots.get(usize::from(slot)).is_some_and(|slot| slot.identity.is_none_or(|identity| identity.incarnation > 0))
     }
 
-    /// The newest incarnation of a slot.
     pub fn latest(&self, slot: u16) -> Claimant {
         let identity = self.slots.get(usize::from(slot)).and_then(|slot| slot.identity);
         Claimant { slot, incarnation: identity.map_or(u32::MAX, |identity| identity.incarnation) }

@@ -145,7 +145,7 @@ pub struct ChunkInfo {
 
 impl ChunkInfo {
     /// Whose end has to be proven before the cell leaves quarantine, or the quarantine that awaits it with the next owner of its chunk.
-    fn awaited(&self, cell: &CellInfo) -> Vec<Claimant> {
+    fn pending_claimants(&self, cell: &CellInfo) -> Vec<Claimant> {
         let stamp = Claimant { slot: cell.descriptor.owner, incarnation: cell.descriptor.incarnation };
         let doubtful = matches!(cell.state, CellState::Writing | CellState::Retiring | CellState::Damaged);
         let (waits, owner) = match self.state {

@@ -156,7 +156,6 @@ pub struct CacheSummary {
     pub waiting_bytes: u64,
 }
 
-/// What is summed up on the way.
 #[derive(Default)]
 struct Sums {
     owners: BTreeMap<Claimant, (StateCounts, u64, u64)>,
@@ -202,7 +201,6 @@ impl CacheView {
         }
         for (owner, (cells, len_bytes, chunks)) in sums.owners {
             let standing = self.hosts.standing(owner);
-            // What the format wrote has no author.
             if standing != OwnerStatus::NoHost {
                 summary.owners.push(OwnerInfo { owner, standing, cells, len_bytes, chunks });
             }
@@ -290,7 +288,7 @@ fn count_cell(cell: &CellInfo, chunk: &ChunkInfo, summary: &mut CacheSummary, su
         counted.1 += u64::from(cell.descriptor.len_bytes);
         counted.2 += cell.cell_bytes;
     }
-    let awaited = chunk.awaited(cell);
+    let awaited = chunk.pending_claimants(cell);
     if !awaited.is_empty() {
         summary.waiting_bytes += cell.cell_bytes;
     }

@@ -186,7 +186,6 @@ impl CacheView {
         Ok(cells)
     }
 
-    /// Looks at every descriptor that verifies.
     fn scan(&self, mut each: impl FnMut(u64, &Descriptor)) -> Result<()> {
         for first in (0..self.cell_count()).step_by(BATCH as usize) {
             let cells: Vec<u64> = (first..self.cell_count().min(first + BATCH)).collect();
@@ -232,7 +231,6 @@ impl CacheView {
         Ok(())
     }
 
-    /// What a cell does for a lookup that comes to it.
     fn judge(&self, cell: &CellInfo, namespace: Namespace, key: BlockKey) -> Result<Verdict> {
         let is_same = (cell.key(), cell.namespace()) == (key, namespace);
         Ok(match cell.state {

@@ -51,7 +51,6 @@ const RECENT: usize = 64;
 /// How long a noisy step sometimes sleeps, to widen the window between two steps.
 const STALL: Duration = Duration::from_micros(50);
 
-/// What still has to happen to a line.
 struct Pending {
     line: u64,
     write: Option<Line>,
@@ -137,7 +136,6 @@ impl Emulated {
         false
     }
 
-    /// Remembers that this thread has a pending step on the line.
     fn queue(&self, line: u64) {
         let excess = QUEUES.try_with(|queues| {
             let mut queues = queues.borrow_mut();
@@ -162,7 +160,6 @@ impl Emulated {
         QUEUES.try_with(take).ok().flatten().unwrap_or_default()
     }
 
-    /// Applies this thread's pending steps in random order.
     fn fence(&self, refill: bool) {
         let mut queue = self.take_queue();
         let mut left = Vec::new();
@@ -181,7 +178,6 @@ impl Emulated {
         arch::fence_all();
     }
 
-    /// Makes noise, now and then: what caches and prefetchers may do at any moment to any line.
     fn disturb(&self, line: u64) {
         let step = self.steps.fetch_add(1, Ordering::Relaxed);
         self.recent[step as usize % RECENT].store(line, Ordering::Relaxed);
@@ -228,7 +224,6 @@ impl Emulated {
         self.disturb(line);
     }
 
-    /// Writes a line back and takes it from the memory, with whatever is pending for it.
     fn take_anew(&self, shard: &mut Shard, line: u64) {
         self.settle(shard, line, true);
         self.view.write_back(line);

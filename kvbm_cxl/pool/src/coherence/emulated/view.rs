@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Looks at a line that other hosts write word by word before its last look counts. Only without 64-byte loads.
 const STABLE_LOOKS: usize = 16;
 
-/// Private zero pages, backed when touched.
 struct Pages {
     start: NonNull<u8>,
     len_bytes: usize,
@@ -56,7 +55,6 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
-    /// Whether a line is loaded, and so stored, by one instruction.
     pub(super) fn keeps_lines_whole(&self) -> bool {
         self.load == LineLoad::Avx512
     }
@@ -103,13 +101,11 @@ impl View {
         self.memory_address(line * LINE_BYTES as u64)
     }
 
-    /// The line as this host sees it.
     pub(super) fn get(&self, line: u64) -> Line {
         // SAFETY: a whole line of the view; `load` is available on this CPU.
         unsafe { arch::load_line(self.load, self.at(line)) }
     }
 
-    /// Makes the line clean with this content.
     pub(super) fn set(&self, line: u64, content: &Line) {
         // SAFETY: whole lines of view and twin.
         unsafe {

@@ -17,7 +17,7 @@ use crate::background::held;
 use crate::coherence::Coherence;
 use crate::cpus::CpuSet;
 use crate::error::Result;
-use asking::{Asker, Call};
+use asking::{CopyCall, HintThread};
 use depth::Depth;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -56,7 +56,7 @@ pub struct AheadEngine {
     page_bytes: u64,
     cpus: Option<CpuSet>,
     /// The thread that asks; a forked process has none, and gives no hints.
-    asker: OnceLock<Asker>,
+    hints: OnceLock<HintThread>,
     pages: Arc<Pages>,
 }
 
@@ -73,7 +73,7 @@ impl AheadEngine {
             depth: Mutex::new(Depth::new(config.read_ahead)),
             page_bytes: config.ahead_page_bytes as u64,
             cpus: cpus.cloned(),
-            asker: OnceLock::new(),
+            hints: OnceLock::new(),
             pages: Arc::default(),
         })
     }
@@ -84,18 +84,18 @@ impl AheadEngine {
     }
 
     /// Tells the device of lists of a call, from one place to another.
-    fn ask(&self, call: &Arc<Call>, lists: std::ops::Range<usize>) {
+    fn ask(&self, call: &Arc<CopyCall>, lists: std::ops::Range<usize>) {
         let Some(first) = call.first_offset() else { return };
         if self.memory.address(first, 1).is_none() {
             // Simulated hosts have no threads besides those of the scenario.
             lists.for_each(|list| call.give(list, &*self.memory));
             return;
         }
-        self.asker.get_or_init(|| Asker::start(self.memory.clone(), self.cpus.as_ref())).ask(call, lists);
+        self.hints.get_or_init(|| HintThread::start(self.memory.clone(), self.cpus.as_ref())).add(call, lists);
     }
 
     /// Copies by the engine below, and learns from how long that takes.
-    fn timed(&self, lists: usize, len_bytes: u64, copy: impl FnOnce() -> Vec<Outcome>) -> Vec<Outcome> {
+    fn measure(&self, lists: usize, len_bytes: u64, copy: impl FnOnce() -> Vec<Outcome>) -> Vec<Outcome> {
         let begun = Instant::now();
         let done = copy();
         let taken_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -137,9 +137,9 @@ impl CopyEngine for AheadEngine {
         }
         let blocks = self.blocks();
         if blocks == 0 {
-            return self.timed(lists.len(), len_of(lists), || self.inner.pull_each(memory, lists, checksum));
+            return self.measure(lists.len(), len_of(lists), || self.inner.pull_each(memory, lists, checksum));
         }
-        let call = Arc::new(Call::of(lists, self.page_bytes, memory.len_bytes(), self.pages.clone()));
+        let call = Arc::new(CopyCall::of(lists, self.page_bytes, memory.len_bytes(), self.pages.clone()));
         let (mut outcomes, mut asked) = (Vec::with_capacity(lists.len()), 0);
         let mut left = lists;
         while !left.is_empty() {
@@ -148,8 +148,8 @@ impl CopyEngine for AheadEngine {
             let wanted = behind + blocks.min(rest.len());
             self.ask(&call, asked..wanted);
             asked = wanted;
-            let done = self.timed(step.len(), len_of(step), || self.inner.pull_each(memory, step, checksum));
-            done.iter().enumerate().for_each(|(place, outcome)| call.ended(outcomes.len() + place, outcome.is_ok()));
+            let done = self.measure(step.len(), len_of(step), || self.inner.pull_each(memory, step, checksum));
+            done.iter().enumerate().for_each(|(place, outcome)| call.end_list(outcomes.len() + place, outcome.is_ok()));
             outcomes.extend(done);
             left = rest;
         }

@@ -218,10 +218,10 @@ fn a_thread_that_falls_behind_is_told_of_no_more_than_it_will_be_asked_for() {
     let mut room = vec![0u8; 400 * BLOCK as usize];
     let lists: Vec<ReadList<'_>> =
         (0..).zip(room.chunks_mut(BLOCK as usize)).map(|(block, room)| ReadList::scatter(block * BLOCK, [room])).collect();
-    let call = Arc::new(Call::of(&lists, PAGE, memory.len_bytes(), Arc::default()));
+    let call = Arc::new(CopyCall::of(&lists, PAGE, memory.len_bytes(), Arc::default()));
     let busy = held(&memory.busy);
-    let asker = Asker::start(memory.clone(), None);
-    asker.ask(&call, 0..400);
+    let hints = HintThread::start(memory.clone(), None);
+    hints.add(&call, 0..400);
     drop(busy);
     // The last one that found room, and at most one more, which the thread had taken.
     let last = |list: u64| memory.first(list * 8 + 7, false).is_some();
@@ -230,7 +230,7 @@ fn a_thread_that_falls_behind_is_told_of_no_more_than_it_will_be_asked_for() {
         assert!(Instant::now() < deadline, "the thread never came to the last list");
         std::thread::sleep(Duration::from_millis(1));
     }
-    drop(asker);
+    drop(hints);
     assert!(!last(257));
 }
 
@@ -261,14 +261,14 @@ fn what_was_copied_is_not_told_of_any_more() {
     let lists: Vec<ReadList<'_>> =
         (0..3).zip(room.chunks_mut(BLOCK as usize)).map(|(block, room)| ReadList::scatter(block * BLOCK, [room])).collect();
     let pages = Arc::new(Pages::default());
-    let call = Call::of(&lists, PAGE, memory.len_bytes(), pages.clone());
-    call.ended(0, true);
+    let call = CopyCall::of(&lists, PAGE, memory.len_bytes(), pages.clone());
+    call.end_list(0, true);
     call.give(0, &memory);
     assert!(held(&memory.steps).is_empty(), "a device was told of what was there already");
     call.give(1, &memory);
     call.give(2, &memory);
-    call.ended(1, true);
-    call.ended(2, false);
+    call.end_list(1, true);
+    call.end_list(2, false);
     assert_eq!([&pages.given, &pages.used, &pages.wasted].map(|count| count.load(Relaxed)), [16, 8, 8]);
 }
 

@@ -66,7 +66,6 @@ pub(super) enum Target {
 }
 
 impl Descriptor {
-    /// A copy of `len_bytes`.
     pub(super) fn memory_move(source: usize, destination: usize, len_bytes: u32, target: Target, block_on_fault: bool) -> Self {
         let mut flags = COMPLETION_VALID | REQUEST_COMPLETION;
         if target == Target::Cache {
@@ -94,7 +93,6 @@ impl Descriptor {
         }
     }
 
-    /// The same with the place of its answer.
     pub(super) fn answered_at(self, completion: &Completion) -> Self {
         Descriptor { completion: std::ptr::from_ref(completion).expose_provenance() as u64, ..self }
     }

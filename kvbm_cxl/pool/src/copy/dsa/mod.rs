@@ -116,14 +116,14 @@ impl DsaEngine {
         Divided { pieces, by_device, by_cpu, moves }
     }
 
-    fn counted(&self, divided: &Divided<'_>, is_redone: bool, device: impl Fn(&super::counters::Counters, u64)) {
+    fn count_bytes(&self, divided: &Divided<'_>, is_redone: bool, device: impl Fn(&super::counters::Counters, u64)) {
         let sum = |pieces: &[Piece]| pieces.iter().map(|piece| piece.len_bytes as u64).sum::<u64>();
         if is_redone {
             self.counters.failed(1);
-            device(self.cpu.counted(), sum(&divided.pieces));
+            device(self.cpu.raw_counters(), sum(&divided.pieces));
         } else {
             device(&self.counters, sum(&divided.by_device));
-            device(self.cpu.counted(), sum(&divided.by_cpu));
+            device(self.cpu.raw_counters(), sum(&divided.by_cpu));
         }
     }
 }
@@ -173,7 +173,7 @@ impl CopyEngine for DsaEngine {
                 _ if is_redone => write_pieces(memory, &divided.by_device, None)?,
                 _ => divided.by_device.iter().try_for_each(|part| order.flush_moved(memory, part.offset, part.len_bytes as u64))?,
             }
-            self.counted(&divided, is_redone, super::counters::Counters::published);
+            self.count_bytes(&divided, is_redone, super::counters::Counters::published);
             Ok(sum)
         };
         let outcomes = divided.into_iter().zip(rest).enumerate().map(finish).collect();
@@ -219,7 +219,7 @@ impl CopyEngine for DsaEngine {
                 _ if is_redone => drop(copy(&divided.by_device)?),
                 _ => {}
             }
-            self.counted(&divided, is_redone, super::counters::Counters::pulled);
+            self.count_bytes(&divided, is_redone, super::counters::Counters::pulled);
             // SAFETY: the pieces are of read lists that the caller lent, and nothing writes to them any more.
             Ok(sum_of(checksum, divided.pieces.iter().map(|piece| unsafe { &*piece.destination() })))
         };

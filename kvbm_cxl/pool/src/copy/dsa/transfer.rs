@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 /// Looks at a completion record between two looks at the clock.
 const LOOKS: u32 = 256;
 
-/// A copy to be made by the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move {
-    /// The list that it is a part of.
     pub(super) list: usize,
     pub(super) source: usize,
     pub(super) destination: usize,
@@ -24,7 +22,6 @@ pub(super) struct Move {
 struct Group {
     lists: Vec<usize>,
     descriptors: Vec<Descriptor>,
-    /// One for each descriptor, then one for the batch.
     completions: Vec<Completion>,
     is_submitted: bool,
 }
@@ -54,7 +51,7 @@ impl Group {
     }
 
     /// The lists of which a move was not made. Nothing is pending any more.
-    fn failed(&self) -> impl Iterator<Item = usize> {
+    fn failed_lists(&self) -> impl Iterator<Item = usize> {
         let all_done = self.is_submitted && self.whole().is_some_and(|(_, completion)| completion.answer() == Answer::Done);
         let each = self.lists.iter().zip(&self.completions);
         each.filter(move |(_, completion)| !all_done && completion.answer() != Answer::Done).map(|(list, _)| *list)
@@ -115,7 +112,7 @@ pub(super) fn run(
             return Err(Error::Timeout { what, timeout_ms: timeout.as_millis() as u64 });
         }
     }
-    Ok(groups.iter().flat_map(Group::failed).collect())
+    Ok(groups.iter().flat_map(Group::failed_lists).collect())
 }
 
 fn cut(whole: Move, most_bytes: usize) -> impl Iterator<Item = Move> {

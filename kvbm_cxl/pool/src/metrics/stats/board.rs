@@ -29,19 +29,19 @@ const VERSION: u32 = 2;
 
 /// What one process counted, or all that are gone.
 #[repr(C, align(64))]
-struct Row {
+struct CounterRow {
     /// Tag of the process; 0 = none.
     tag: AtomicU32,
     values: [AtomicU64; STATS],
 }
 
-impl Default for Row {
+impl Default for CounterRow {
     fn default() -> Self {
-        Row { tag: AtomicU32::new(0), values: std::array::from_fn(|_| AtomicU64::new(0)) }
+        CounterRow { tag: AtomicU32::new(0), values: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 }
 
-impl Row {
+impl CounterRow {
     fn get(&self, stat: Stat) -> u64 {
         self.values.get(stat.place()).map_or(0, |value| value.load(Ordering::Relaxed))
     }
@@ -70,13 +70,12 @@ impl Row {
 #[repr(C, align(64))]
 struct Area {
     version: AtomicU32,
-    /// Held by the process that adds up and publishes.
     mutex: LocalMutex,
     published_at_ns: AtomicU64,
     /// The base that counts in bit 0; above it the number of the row that is in that base and not yet emptied, plus one.
     state: AtomicU64,
-    bases: [Row; 2],
-    rows: [Row; MAX_PROCESSES],
+    bases: [CounterRow; 2],
+    rows: [CounterRow; MAX_PROCESSES],
 }
 
 /// The rows of a host, as mapped by this process. Clones are the same board.
@@ -129,7 +128,7 @@ impl StatsBoard {
     /// A board of its own, for a host with a single process or for tests that share it by cloning.
     pub fn private() -> Result<Self> {
         // Built in place, because it is larger than what a stack should carry around.
-        let row = Row::default;
+        let row = CounterRow::default;
         let area: Arc<Area> = Arc::new(Area {
             version: AtomicU32::new(0),
             mutex: LocalMutex::default(),
@@ -186,14 +185,14 @@ impl StatsBoard {
         published.map(|()| true)
     }
 
-    fn row(&self, host: &Host) -> Result<&Row> {
+    fn row(&self, host: &Host) -> Result<&CounterRow> {
         let full =
             Error::Full { what: "the board of counters", limit: MAX_PROCESSES as u64, advice: "attach fewer processes of this machine" };
         self.area().rows.get(host.process_index()).ok_or(full)
     }
 
     /// Gives this process its row. What an earlier process of the same place left in it is in the base by now, or is moved there.
-    fn claim(&self, row: &Row, tag: u32, metrics: &Metrics) {
+    fn claim(&self, row: &CounterRow, tag: u32, metrics: &Metrics) {
         if row.tag.load(Ordering::Acquire) != 0
             && let Some(index) = self.area().rows.iter().position(|known| std::ptr::eq(known, row))
         {
@@ -215,7 +214,7 @@ impl StatsBoard {
     }
 
     /// The base that counts and the one that does not.
-    fn bases(&self) -> (u64, &Row, &Row) {
+    fn bases(&self) -> (u64, &CounterRow, &CounterRow) {
         let current = self.area().state.load(Ordering::Acquire) & 1;
         let [zero, one] = &self.area().bases;
         if current == 0 { (0, zero, one) } else { (1, one, zero) }
@@ -240,7 +239,6 @@ impl StatsBoard {
         point!("stats.folded");
     }
 
-    /// Empties a row that is in the base already.
     fn finish_fold(&self) {
         let state = self.area().state.load(Ordering::Acquire);
         let Some(index) = (state >> 1).checked_sub(1) else { return };

@@ -192,7 +192,6 @@ fn alloc_service(choices: &mut Choices, world: &mut World, machine: usize) -> Re
     let Some(allocator) = &member.allocator else { return Ok(()) };
     let usage = allocator.usage();
     assert!(usage.kept_bytes + usage.scratch_bytes <= usage.owned_bytes, "{usage:?}");
-    drop(allocator.bad_chunks());
     match choices.below(4) {
         0 => allocator.adopt_dead().map(drop),
         1 => match member.allocator.take() {

@@ -75,7 +75,7 @@ impl Pair {
     /// What the evictor of the first host learns about a block of it.
     fn ticks(&self, number: u64) -> u8 {
         let cell = self.one.lookup(SPACE, key(number)).unwrap().unwrap().cell;
-        self.one.inner.uses(&[cell]).unwrap()[0].ticks
+        self.one.inner.store.uses(&[cell]).unwrap()[0].ticks
     }
 }
 
@@ -134,7 +134,7 @@ fn a_host_goes_on_once_all_its_lines_are_clear() {
     pair.follow_to(1);
     pull(&pair.two, 0..4 * CELLS_PER_PIN as u64);
     let (inner, known) = (&pair.two.inner, 1 + u64::from(CYCLE_TICKS));
-    let clear = || inner.clear_numbers(known, known + 6, 1).unwrap();
+    let clear = || inner.pins.clear_numbers(known, known + 6, 1).unwrap();
     let rounds = (1..).find(|_| clear()).unwrap();
     assert!((4..=6).contains(&rounds), "{rounds} rounds for four or five lines of blocks");
     assert!((0..4 * CELLS_PER_PIN as u64).all(|number| pair.ticks(number) == 0));
@@ -142,7 +142,7 @@ fn a_host_goes_on_once_all_its_lines_are_clear() {
     assert!(clear());
     pair.follow_to(7);
     pull(&pair.two, 0..1);
-    *held(&inner.store.recency.clearing) = Clearing::default();
+    *held(&inner.pins.clearing) = Clearing::default();
     assert!(clear());
     assert_eq!(pair.ticks(0), 1 << number(7));
 }
@@ -185,7 +185,7 @@ fn a_use_by_another_host_counts_after_its_number_is_gone() {
         pull(&pair.two, 0..5);
         for tick in 2..22 {
             if learns {
-                pair.one.inner.learn_uses(CHUNKS_LEARNT_PER_ROUND).unwrap();
+                pair.one.inner.store.learn_uses(CHUNKS_LEARNT_PER_ROUND).unwrap();
             }
             pair.follow_to(tick);
         }
@@ -207,7 +207,7 @@ fn uses_are_learnt_in_turn() {
     let learnt = &pair.one.inner.store.recency.learnt;
     for round in 0..=chunks {
         assert_eq!(learnt.load(Ordering::Relaxed) == 0, round == 0, "round {round} of {chunks}");
-        pair.one.inner.learn_uses(1).unwrap();
+        pair.one.inner.store.learn_uses(1).unwrap();
     }
     assert_eq!(learnt.load(Ordering::Relaxed), 0, "and begins anew");
 }

@@ -21,7 +21,7 @@ impl Letters {
 
     fn ask_one(&mut self, letter: char) -> char {
         if let Some(cell) = self.holds.iter().position(|&held| held == Some(letter)) {
-            self.policy.touched(cell as u64, 7);
+            self.policy.on_use(cell as u64, 7);
             return '-';
         }
         let (cell, evicted) = match self.holds.iter().position(Option::is_none) {
@@ -31,7 +31,7 @@ impl Letters {
                 (cell, self.holds[cell as usize].unwrap())
             }
         };
-        self.policy.inserted(&entry(cell, letter.into()), QueueEnd::Young, 7).unwrap();
+        self.policy.on_insert(&entry(cell, letter.into()), QueueEnd::Young, 7).unwrap();
         self.holds[cell as usize] = Some(letter);
         evicted
     }
@@ -47,7 +47,7 @@ fn lru_evicts_the_least_recently_used() {
 fn lru_fits_other_hosts_uses_in_by_tick() {
     let mut policy = Lru::new(100);
     for (cell, tick) in [(0, 10), (1, 10), (2, 11), (3, 12), (4, 13)] {
-        policy.inserted(&entry(cell, cell), QueueEnd::Young, tick).unwrap();
+        policy.on_insert(&entry(cell, cell), QueueEnd::Young, tick).unwrap();
     }
     let mut out = Vec::new();
     policy.victims(2, 13, &mut out);
@@ -55,7 +55,7 @@ fn lru_fits_other_hosts_uses_in_by_tick() {
     // Another host used 0 at tick 11: behind 2, before 3. A host has 1 pinned: at the young end.
     assert!(!policy.settle(0, Verdict::Younger { tick: 11 }));
     assert!(!policy.settle(1, Verdict::InUse));
-    policy.inserted(&entry(5, 5), QueueEnd::Old, 13).unwrap();
+    policy.on_insert(&entry(5, 5), QueueEnd::Old, 13).unwrap();
     assert_eq!(std::iter::from_fn(|| evict(&mut policy, 13)).collect::<Vec<_>>(), [5, 2, 0, 3, 4, 1]);
 }
 
@@ -63,7 +63,7 @@ fn lru_fits_other_hosts_uses_in_by_tick() {
 fn a_candidate_not_looked_at_is_the_next_again() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(100);
-        (0..20).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Young, 7).unwrap());
+        (0..20).for_each(|cell| policy.on_insert(&entry(cell, cell), QueueEnd::Young, 7).unwrap());
         let mut out = Vec::new();
         policy.victims(1, 9, &mut out);
         assert_eq!(cells(&out), [0]);
@@ -71,7 +71,7 @@ fn a_candidate_not_looked_at_is_the_next_again() {
         assert_eq!(evict(&mut *policy, 9), Some(0), "{kind}");
         // Unless it was used meanwhile.
         policy.victims(1, 9, &mut out);
-        (0..3).for_each(|_| policy.touched(1, 9));
+        (0..3).for_each(|_| policy.on_use(1, 9));
         assert!(!policy.settle(1, Verdict::Kept));
         assert_eq!(evict(&mut *policy, 9), Some(2), "{kind}");
     }
@@ -81,8 +81,8 @@ fn a_candidate_not_looked_at_is_the_next_again() {
 fn what_was_adopted_goes_first_unless_a_host_uses_it() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(100);
-        (0..20).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Young, 30).unwrap());
-        (20..22).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Old, 30).unwrap());
+        (0..20).for_each(|cell| policy.on_insert(&entry(cell, cell), QueueEnd::Young, 30).unwrap());
+        (20..22).for_each(|cell| policy.on_insert(&entry(cell, cell), QueueEnd::Old, 30).unwrap());
         let mut out = Vec::new();
         policy.victims(2, 30, &mut out);
         assert_eq!(out, [Candidate { cell: 21, tick: 0 }, Candidate { cell: 20, tick: 0 }], "{kind}");

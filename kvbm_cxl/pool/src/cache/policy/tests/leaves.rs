@@ -18,7 +18,7 @@ fn chains(policy: &mut dyn EvictionPolicy, chains: &[(&[u64], u32)]) {
     for &(chain, tick) in chains {
         let parents = std::iter::once(None).chain(chain.iter().copied().map(Some));
         for (&cell, parent) in chain.iter().zip(parents) {
-            policy.inserted(&block(cell, cell, parent), QueueEnd::Young, tick).unwrap();
+            policy.on_insert(&block(cell, cell, parent), QueueEnd::Young, tick).unwrap();
         }
     }
 }
@@ -31,7 +31,7 @@ fn drain(policy: &mut dyn EvictionPolicy) -> Vec<u64> {
 fn old_chains_go_one_by_one_from_their_ends() {
     let mut policy = leaf_lru();
     chains(&mut policy, &[(&[0, 1, 2, 3], 7), (&[10, 11, 12], 7), (&[20, 21], 7)]);
-    [0, 1].into_iter().for_each(|cell| policy.touched(cell, 8));
+    [0, 1].into_iter().for_each(|cell| policy.on_use(cell, 8));
     // The two blocks used last stay to the end. 0 before 1 by use, but 1 continues 0.
     assert_eq!(drain(&mut policy), [3, 2, 12, 11, 10, 21, 20, 1, 0]);
 }
@@ -66,9 +66,9 @@ fn what_leads_to_a_kept_block_is_kept() {
 #[test]
 fn a_parent_of_another_process_holds_nothing_up_and_may_come_later() {
     let mut policy = leaf_lru();
-    policy.inserted(&block(1, 1, Some(0)), QueueEnd::Young, 7).unwrap();
-    policy.inserted(&block(2, 2, Some(1)), QueueEnd::Young, 7).unwrap();
-    policy.inserted(&block(0, 0, None), QueueEnd::Old, 7).unwrap();
+    policy.on_insert(&block(1, 1, Some(0)), QueueEnd::Young, 7).unwrap();
+    policy.on_insert(&block(2, 2, Some(1)), QueueEnd::Young, 7).unwrap();
+    policy.on_insert(&block(0, 0, None), QueueEnd::Old, 7).unwrap();
     assert_eq!(drain(&mut policy), [2, 1, 0]);
     assert!(policy.links.is_empty());
 }
@@ -81,15 +81,15 @@ fn a_block_used_while_it_waits_has_the_place_of_that_use() {
     policy.victims(1, 7, &mut out);
     assert_eq!(cells(&out), [1]);
     assert!(!policy.settle(1, Verdict::Kept));
-    policy.touched(0, 7);
+    policy.on_use(0, 7);
     assert_eq!(drain(&mut policy), [1, 5, 0]);
 }
 
 #[test]
 fn a_namespace_has_its_own_chains() {
     let mut policy = leaf_lru();
-    policy.inserted(&block(0, 0, None), QueueEnd::Young, 7).unwrap();
-    policy.inserted(&Entry { namespace: [9; 16], ..block(1, 1, Some(0)) }, QueueEnd::Young, 7).unwrap();
+    policy.on_insert(&block(0, 0, None), QueueEnd::Young, 7).unwrap();
+    policy.on_insert(&Entry { namespace: [9; 16], ..block(1, 1, Some(0)) }, QueueEnd::Young, 7).unwrap();
     assert_eq!(drain(&mut policy), [0, 1]);
 }
 
@@ -103,7 +103,7 @@ fn a_second_copy_does_not_hold_the_first() {
     assert_eq!(cells(&out), [1]);
     assert!(!policy.settle(1, Verdict::InUse));
     // 0 waits for 1 when the copy comes.
-    policy.inserted(&block(50, 0, None), QueueEnd::Young, 7).unwrap();
+    policy.on_insert(&block(50, 0, None), QueueEnd::Young, 7).unwrap();
     assert_eq!(drain(&mut policy), [0, 1, 50]);
     assert!(policy.links.is_empty());
 }
@@ -112,9 +112,9 @@ fn a_second_copy_does_not_hold_the_first() {
 fn keys_in_a_circle_can_still_be_evicted() {
     let mut policy = leaf_lru();
     for number in 0..5 {
-        policy.inserted(&block(number, number, Some((number + 1) % 5)), QueueEnd::Young, 7).unwrap();
+        policy.on_insert(&block(number, number, Some((number + 1) % 5)), QueueEnd::Young, 7).unwrap();
     }
-    policy.inserted(&block(9, 9, Some(9)), QueueEnd::Young, 7).unwrap();
+    policy.on_insert(&block(9, 9, Some(9)), QueueEnd::Young, 7).unwrap();
     let evicted = drain(&mut policy);
     assert_eq!(evicted.len(), 6);
     assert!(policy.is_empty() && policy.links.is_empty());
@@ -136,14 +136,14 @@ fn property(policy: &mut dyn EvictionPolicy, seed: u64) {
                 let (cell, number) = (random.below(room), random.below(blocks));
                 if !held.contains_key(&cell) && !held.values().any(|&other| other == number) {
                     let place = if random.below(6) == 0 { QueueEnd::Old } else { QueueEnd::Young };
-                    policy.inserted(&block(cell, number, parents[number as usize]), place, tick).unwrap();
+                    policy.on_insert(&block(cell, number, parents[number as usize]), place, tick).unwrap();
                     held.insert(cell, number);
                 }
             }
-            4..7 => policy.touched(random.below(room), tick),
+            4..7 => policy.on_use(random.below(room), tick),
             7 => {
                 let cell = random.below(room);
-                policy.removed(cell);
+                policy.on_remove(cell);
                 held.remove(&cell);
                 offered.retain(|&other| other != cell);
             }

@@ -56,12 +56,12 @@ fn compare(policy: &mut dyn EvictionPolicy, seed: u64, steps: u64) {
                 let place = if random.below(5) == 0 { QueueEnd::Old } else { QueueEnd::Young };
                 let entry = entry(cell, random.below(3 * room));
                 offered.retain(|candidate| candidate.cell != cell);
-                policy.inserted(&entry, place, tick).unwrap();
-                model.inserted(&entry, place, tick);
+                policy.on_insert(&entry, place, tick).unwrap();
+                model.on_insert(&entry, place, tick);
             }
             6..10 => {
-                policy.touched(cell, tick);
-                model.touched(cell, tick);
+                policy.on_use(cell, tick);
+                model.on_use(cell, tick);
             }
             10 | 11 => {
                 let tick = tick.saturating_sub(random.below(9) as u32);
@@ -70,8 +70,8 @@ fn compare(policy: &mut dyn EvictionPolicy, seed: u64, steps: u64) {
             }
             12 => {
                 offered.retain(|candidate| candidate.cell != cell || random.below(2) == 0);
-                policy.removed(cell);
-                model.removed(cell);
+                policy.on_remove(cell);
+                model.on_remove(cell);
             }
             13 => tick += [0, 1, 1, 1, 2, 6, 7, 20][random.below(8) as usize],
             14..17 => {
@@ -130,13 +130,13 @@ fn a_cell_beyond_the_pool_is_refused_and_costs_no_memory() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(1000);
         for cell in [1000, 1 << 24, u64::from(u32::MAX), 1 << 32, u64::MAX] {
-            assert!(policy.inserted(&entry(cell, cell), QueueEnd::Young, 7).is_err(), "{kind} takes cell {cell}");
-            policy.touched(cell, 7);
-            policy.removed(cell);
+            assert!(policy.on_insert(&entry(cell, cell), QueueEnd::Young, 7).is_err(), "{kind} takes cell {cell}");
+            policy.on_use(cell, 7);
+            policy.on_remove(cell);
             assert!(!policy.settle(cell, Verdict::Evicted));
         }
         assert!(policy.is_empty());
-        policy.inserted(&entry(999, 1), QueueEnd::Young, 7).unwrap();
+        policy.on_insert(&entry(999, 1), QueueEnd::Young, 7).unwrap();
         assert_eq!((policy.len(), evict(&mut *policy, 7), evict(&mut *policy, 7)), (1, Some(999), None));
         assert!(!kind.build(u64::MAX).settle(u64::from(u32::MAX), Verdict::Kept));
     }
@@ -146,7 +146,7 @@ fn a_cell_beyond_the_pool_is_refused_and_costs_no_memory() {
 fn only_what_is_offered_can_be_settled() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(100);
-        policy.inserted(&entry(5, 5), QueueEnd::Young, 7).unwrap();
+        policy.on_insert(&entry(5, 5), QueueEnd::Young, 7).unwrap();
         for verdict in [Verdict::Evicted, Verdict::InUse, Verdict::Younger { tick: 7 }, Verdict::Kept] {
             assert!(!policy.settle(5, verdict), "{kind}");
             assert_eq!(policy.len(), 1);
@@ -155,7 +155,7 @@ fn only_what_is_offered_can_be_settled() {
         policy.victims(9, 7, &mut out);
         policy.victims(9, 7, &mut out);
         assert_eq!(cells(&out), [5], "{kind} offers a candidate twice");
-        policy.removed(5);
+        policy.on_remove(5);
         assert!(!policy.settle(5, Verdict::Evicted), "{kind}: the one who removed it frees it");
     }
 }
@@ -168,7 +168,7 @@ fn every_policy_runs_dry_when_the_evictor_trusts_the_ticks() {
         let mut policy = kind.build(1000);
         let remote: Vec<u32> = (0..500).map(|_| 14 + random.below(7) as u32).collect();
         for cell in 0..500 {
-            policy.inserted(&entry(cell, cell), if cell % 3 == 0 { QueueEnd::Old } else { QueueEnd::Young }, 14).unwrap();
+            policy.on_insert(&entry(cell, cell), if cell % 3 == 0 { QueueEnd::Old } else { QueueEnd::Young }, 14).unwrap();
         }
         let (mut asked, mut evicted) = (0, Vec::new());
         while !policy.is_empty() {

@@ -47,16 +47,16 @@ impl LruModel {
         self.order.insert(index, block);
     }
 
-    pub fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) {
+    pub fn on_insert(&mut self, entry: &Entry, place: QueueEnd, tick: u32) {
         self.now = self.now.max(tick);
-        self.removed(entry.cell);
+        self.on_remove(entry.cell);
         match place {
             QueueEnd::Young => self.young(block(entry, 0), self.now),
             QueueEnd::Old => self.old(block(entry, 0)),
         }
     }
 
-    pub fn touched(&mut self, cell: u64, tick: u32) {
+    pub fn on_use(&mut self, cell: u64, tick: u32) {
         self.now = self.now.max(tick);
         if let Some(block) = take(&mut self.order, cell) {
             self.young(block, self.now);
@@ -75,7 +75,7 @@ impl LruModel {
         }
     }
 
-    pub fn removed(&mut self, cell: u64) {
+    pub fn on_remove(&mut self, cell: u64) {
         take(&mut self.order, cell);
         take(&mut self.offered, cell);
     }

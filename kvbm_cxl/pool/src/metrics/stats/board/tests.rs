@@ -45,7 +45,7 @@ fn a_process_in_the_place_of_a_dead_one_takes_nothing_away() {
 
 #[test]
 fn threads_of_a_process_that_overtake_each_other_do_not_turn_a_counter_back() {
-    let row = Row::default();
+    let row = CounterRow::default();
     row.raise(BLOCKS, 7);
     row.raise(BLOCKS, 5);
     row.raise(PINS, 7);
