@@ -37,10 +37,23 @@ for number in range(60):
     print(json.dumps(line), file=open("trace.jsonl", "a"))
 END
 """
+# Two processes that record requests.
+RECORDS = """mkdir records
+for process in 1 2; do python - <<'END'
+import kvbm_cxl
+recorder = kvbm_cxl.TraceRecorder("records", "a salt", block_tokens=16)
+namespace = kvbm_cxl.Namespace(model="m")
+for number in range(20):
+    keys = [kvbm_cxl.chain_key(None, [number % 5, index]) for index in range(6)]
+    recorder.asked(namespace, keys, 96, 0)
+    recorder.published(namespace, keys)
+END
+done
+"""
 # By page and number of the walk.
 GIVEN = {
     ("docs/operating/cxlctl.md", 0): Given(
-        before=TRACE + KEEP + "cxl-bench trace trace.jsonl --hosts 2 --pool-percent 300 --load 0.02 --record records >replayed",
+        before=TRACE + KEEP + RECORDS,
         words={
             "KEY --namespace NS": f"{'0' * 32} --namespace {'0' * 32} || [ $? -eq 1 ]",
             "record DIR": "record records",
@@ -54,7 +67,7 @@ GIVEN = {
         words={"0x2c00000": "$unnamed"},
     ),
     ("docs/operating/format.md", 1): Given(words={"64G": "512M"}),
-    ("docs/operating/sizing.md", 0): Given(before=TRACE, after="test -s plan.json -a -s plan.svg"),
+    ("docs/operating/sizing.md", 0): Given(before=TRACE, after="test -s rack.toml"),
     ("docs/start/vllm.md", 0): Given(before=MODEL),
     ("docs/start/rack.md", 0): Given(
         before=MODEL, words={"vllm serve MODEL": "vllm serve $MODEL"}, lasting={"vllm serve": 8000}, after=ASK, timeout_s=900
