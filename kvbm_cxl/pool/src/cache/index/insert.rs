@@ -52,12 +52,19 @@ impl Index {
 
 impl Inner {
     /// Publishes WRITING of the reservations among these answers and inserts their hints; `homes` has one of each answer. Returns the
-    /// places of those that cannot be, with their answers.
+    /// places of those that cannot be, with their answers. A stripe that a damaged line blocks costs a list the blocks of that stripe, and
+    /// is the error of a single block.
     ///
     /// X is part of it: after WRITING is there for all hosts, before the first byte of payload, `op` is seen not to be fenced, behind the
     /// same full fence as the first hint lines. That fence is also the one behind WRITING, so that both ways to the memory overlap; locks
     /// are taken before, because their instructions would wait for what is written.
-    pub(in crate::cache) fn announce(&self, answers: &[Reserved], homes: &[Home], op: &Op<'_>) -> Result<Vec<(usize, Reserved)>> {
+    pub(in crate::cache) fn announce(
+        &self,
+        answers: &[Reserved],
+        homes: &[Home],
+        op: &Op<'_>,
+        is_list: bool,
+    ) -> Result<Vec<(usize, Reserved)>> {
         let mut drafts = Vec::with_capacity(answers.len());
         drafts.extend(answers.iter().zip(homes).enumerate().filter_map(|(index, (answer, home))| match answer {
             Reserved::Cell(begun) => Some(Draft { home, index, begun }),
@@ -94,7 +101,7 @@ impl Inner {
             });
             match locked {
                 // One of the stripes cannot be had. Each of the others by itself, so that the damage costs that stripe alone.
-                Err(Error::BadLine { .. }) if is_blocked => {
+                Err(Error::BadLine { .. }) if is_blocked && is_list => {
                     let left = elsewhere.into_iter().zip(left).filter(|(_, is_left)| *is_left);
                     left.map(|(of_stripe, _)| of_stripe).try_for_each(|of_stripe| self.hint_unless_damaged(&mut batch, of_stripe))?;
                 }

@@ -63,7 +63,7 @@ pub enum Published {
 
 impl Inner {
     /// Reserves a cell for each request; the answers come in the same order. Lines of a batch share their fences.
-    pub(super) fn reserve(self: &Arc<Self>, requests: &[PublishRequest]) -> Result<Vec<Reserved>> {
+    pub(super) fn reserve(self: &Arc<Self>, requests: &[PublishRequest], is_list: bool) -> Result<Vec<Reserved>> {
         let mut homes = Vec::with_capacity(requests.len());
         for request in requests {
             self.check_request(request)?;
@@ -78,7 +78,7 @@ impl Inner {
         self.index.look_where_they_were(asked, |index| answers[index] = Reserved::Exists)?;
         self.take_cells(requests, &mut answers, &op)?;
         point!("cache.reserve");
-        for (index, refusal) in self.announce(&answers, &homes, &op)? {
+        for (index, refusal) in self.announce(&answers, &homes, &op, is_list)? {
             answers[index] = refusal;
         }
         point!("cache.may_write");
@@ -224,9 +224,10 @@ impl Cache {
     /// Reserves a cell for one block.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
+    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe, [`Error::BadLine`] if a damaged line blocks it, for
+    /// which a list answers [`Reserved::NoHint`]; those of the memory.
     pub fn reserve(&self, request: &PublishRequest) -> Result<Reserved> {
-        Ok(self.reserve_all(std::slice::from_ref(request))?.pop().unwrap_or(Reserved::NoCell))
+        Ok(self.reserve_counted(std::slice::from_ref(request), false)?.pop().unwrap_or(Reserved::NoCell))
     }
 
     /// Reserves cells for several blocks, with shared fences and neighbouring cells; one answer for each request, in order.
@@ -234,7 +235,11 @@ impl Cache {
     /// # Errors
     /// As [`Cache::reserve`]; then nothing is reserved.
     pub fn reserve_all(&self, requests: &[PublishRequest]) -> Result<Vec<Reserved>> {
-        let answers = self.inner.reserve(requests);
+        self.reserve_counted(requests, true)
+    }
+
+    fn reserve_counted(&self, requests: &[PublishRequest], is_list: bool) -> Result<Vec<Reserved>> {
+        let answers = self.inner.reserve(requests, is_list);
         match &answers {
             Ok(answers) => answers.iter().for_each(|answer| self.count_refused(answer)),
             Err(error) => self.count_failed_requests(error, requests.len()),
