@@ -19,7 +19,7 @@ pub enum Finding {
         /// Their slots.
         slots: (u16, u16),
     },
-    /// A chunk's head or keep map does not verify: its owner does not use it, and no process knows what was kept in it.
+    /// A chunk's head or keep map does not verify: its owner does not use it, and no process knows which of its blocks were kept.
     BadChunk {
         /// The chunk.
         chunk: u64,
@@ -60,7 +60,7 @@ pub struct AllocAudit {
     pub kept_blocks: u64,
     /// Bytes of the kept blocks.
     pub kept_bytes: u64,
-    /// What is wrong.
+    /// The faults.
     pub findings: Vec<Finding>,
 }
 

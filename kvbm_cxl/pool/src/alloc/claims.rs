@@ -337,7 +337,7 @@ impl Allocator {
             if own.incarnation == incarnation || own == (Claim { crc: own.crc, ..Claim::zeroed() }) {
                 continue;
             }
-            // A host that stood still while it wrote its claims, and was fenced for that, goes on with its line in a moment.
+            // A host that stalled while it wrote its claims, and was fenced for that, resumes and writes its line in a moment.
             let row = self.host.inner.patiently(|| self.fetch_whole_row(line))?;
             let mut bits = own.bits;
             for bit in (0..self.bits_in(line)).filter(|&bit| has(&own.bits, bit)) {

@@ -48,7 +48,7 @@ fn kept_blocks(lines: &Lines, chunk: u64, blocks: u32) -> Result<std::result::Re
         }
     }
     Ok(match kept.last() {
-        Some(last) if last >= blocks => Err(Content::Bad("keep bit behind the last block")),
+        Some(last) if last >= blocks => Err(Content::Bad("keep bit after the last block")),
         _ => Ok(kept),
     })
 }

@@ -7,9 +7,9 @@
 //! before it is freed. So a process that dies between the two loses that free, and the block stays kept until it is freed again.
 //!
 //! A receiver that died with a message not acknowledged: the process that loads its chunks applies the message first (`load`), so the
-//! sender only waits until that has happened. Therefore no process is given a block of a message before its acknowledgement has arrived: it
-//! might keep it, and it would be freed under it. A block of this process is free in the pool before, and to be had after; of those of
-//! other processes they hear after.
+//! sender only waits until that has happened. Therefore no process gets a block of a message before the acknowledgement has arrived: it
+//! might keep the block, and a replay of the message would free it. A block of this process is free in the pool before the acknowledgement,
+//! and allocated only after it; other processes get their frees after it.
 
 use super::claims::{ClaimRow, DeathJudge};
 use super::freeing::Begun;
@@ -25,7 +25,7 @@ use crate::line::if_whole;
 use crate::media::{BLOCKS_PER_FREE_BOX, CHUNKS_PER_CLAIM, ChunkHead, FreeAck, FreeBox};
 use std::collections::BTreeMap;
 
-/// Numbers that are passed over behind the last message that was taken, where those of later ones cannot be read.
+/// Numbers that are skipped after the last message that was taken, where the numbers of later ones cannot be read.
 pub(crate) const LOST_NUMBERS: u32 = 16;
 
 struct Parcel {
@@ -132,11 +132,11 @@ impl Allocator {
 
     /// A message to this host, unless by what this host says in `ack` it was taken.
     ///
-    /// A line of its own that does not verify it writes anew, as if it had taken the message. That is so where its writer stopped in the
-    /// middle, because it writes behind the frees. Where the line was damaged otherwise, blocks of the message may stay kept that were to
-    /// be freed; freed a second time, they might be another process's by now.
+    /// It rewrites a line of its own that does not verify, as if it had taken the message. That is right where its writer stopped in the
+    /// middle, because the writer frees before it writes the line. Where the line was damaged otherwise, blocks of the message may stay
+    /// kept that were to be freed; freed a second time, they might be another process's by now.
     pub(super) fn to_be_taken(&self, op: &Op<'_>, sender: u64, message: Result<FreeBox>, ack: Result<FreeAck>) -> Result<Option<FreeBox>> {
-        // One that cannot be read its sender has in hand, or sends anew.
+        // The sender of an unreadable message is writing it, or sends it again.
         let message = message.ok();
         let Some(ack) = if_whole(ack)? else {
             self.acknowledge(op, sender, &message.unwrap_or_default())?;
@@ -195,7 +195,7 @@ impl Allocator {
             let index = u64::from(self.host.slot()) * slots + u64::from(receiver);
             let Some(last) = self.last_taken(receiver, index, &mut judge)? else { continue };
             if last >= MAX_NUMBER {
-                return Err(Error::Full { what: "the numbers of a free box", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
+                return Err(Error::Full { what: "the numbers of a free box", limit: MAX_NUMBER.into(), advice: "format the pool again" });
             }
             let mut message =
                 FreeBox { incarnation: op.incarnation(), receiver: parcel.receiver, sequence: last + 1, ..FreeBox::default() };
@@ -218,12 +218,12 @@ impl Allocator {
             Some(last) if is_acknowledged(&last, ack.as_ref()) || self.is_inherited(receiver, &last, judge)? => Ok(Some(last.sequence)),
             Some(last) if mutant!("alloc.box_written_over") => Ok(Some(last.sequence)),
             Some(_) => Ok(None),
-            // What was in it may be lost, and stays kept. Its number was that of the last one that was taken, or one of the next.
+            // Its blocks may be lost, and stay kept. Its number was that of the last one that was taken, or one of the next.
             None => Ok(ack.map(|ack| ack.sequence.saturating_add(LOST_NUMBERS))),
         }
     }
 
-    /// Sorts waiting blocks of other hosts' chunks by who has the chunk now. Those of chunks that only dead hosts claim go on waiting.
+    /// Sorts waiting blocks of other hosts' chunks by who has the chunk now. Those of chunks that only dead hosts claim keep waiting.
     fn pack(&self, judge: &mut DeathJudge<'_>) -> Result<BTreeMap<u16, Parcel>> {
         let mut rows: BTreeMap<u64, ClaimRow> = BTreeMap::new();
         let mut parcels: BTreeMap<u16, Parcel> = BTreeMap::new();

@@ -80,7 +80,7 @@ impl Allocator {
         let line = line.ok_or_else(|| not_allocated(self.block(class, (chunk, block)).offset))?;
         point!("alloc.unkeep");
         self.publish_keep(op, chunk, line.line, line.bits)?;
-        // Arrived, not only ordered: after a crash the block must not be kept again, because the caller was told that it is free.
+        // Arrived, not only ordered: after a crash the block must not be kept again, because the caller takes it for free.
         self.lines().memory().fence_all();
         point!("alloc.unkept");
         Ok(())

@@ -112,7 +112,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Why the chunks behind `first` are not those of one block, if they are not.
+    /// Why the chunks after `first` are not those of one block, if they are not.
     fn broken_run(&self, first: u64, count: u64) -> Result<Option<&'static str>> {
         let parts: Vec<u64> = (first + 1..first + count).collect();
         if parts.iter().any(|&part| self.place(part) != ChunkUse::None) {
@@ -204,13 +204,13 @@ impl Allocator {
                     Some(chunk) => self.is_claimed_here(chunk)?,
                     None => false,
                 };
-                // After a mere re-join the processes go on with their chunks: what they have done of this message is not done again.
+                // After a mere re-join the processes keep their chunks: the frees of this message that they have made are not made again.
                 if ours && self.local.begin_block(self.host.slot(), sender as u16, message.sequence, index) {
                     ours_to_free.push(offset);
                 }
             }
             self.acknowledge(op, sender as u64, &message)?;
-            // Behind the acknowledgement, as in a round of the boxes.
+            // After the acknowledgement, as in a round of the boxes.
             self.local.set_told(sender as u16);
             ours_to_free.into_iter().for_each(|offset| self.accept_from_host(offset));
         }
@@ -231,7 +231,8 @@ impl Allocator {
             line_start = (line_start / CHUNKS_PER_CLAIM as u64 + 1) * CHUNKS_PER_CLAIM as u64;
         }
         if !orphans.is_empty() {
-            // What a dead process freed of a message is to be had again once its chunk is loaded, and its sender is told before.
+            // Blocks that a dead process freed for a message can be allocated once their chunk is loaded: the sender gets the
+            // acknowledgement before.
             if self.local.is_untold() && !mutant!("alloc.orphan_is_loaded_untold") {
                 return Ok(());
             }

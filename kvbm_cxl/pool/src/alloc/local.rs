@@ -26,7 +26,7 @@ const PENDING: usize = 1024;
 pub(super) const FROM_CALLERS: Range<usize> = 0..PENDING / 2;
 /// The places for what other hosts send; only the owner of the post mutex, or of the chunk lock at the attach, fills them.
 pub(super) const FROM_HOSTS: Range<usize> = PENDING / 2..PENDING;
-/// All bits of a message, which are more than it has blocks: its sender was told that it is worked off.
+/// All bits of a message, which are more than it has blocks: its sender has the acknowledgement that it is done.
 const TOLD: u64 = 0xff;
 const _: () = assert!(BLOCKS_PER_FREE_BOX < TOLD.count_ones() as usize);
 // At most one message per other slot is under way.
@@ -63,7 +63,7 @@ fn attachment(slot: u16, incarnation: u32) -> u64 {
     (u64::from(slot) + 1) << 32 | u64::from(incarnation)
 }
 
-/// A message as [`LocalArea::begin_block`] counts it, and which of its blocks are done by what was found of its sender.
+/// A message as [`LocalArea::begin_block`] counts it, and which of its blocks are done, by the word that was found for its sender.
 fn progress_of(found: u64, own: u16, sequence: u32) -> (u64, u64) {
     let message = (u64::from(own) + 1) << 40 | u64::from(sequence) << 8;
     (message, if found & !TOLD == message { found & TOLD } else { 0 })
@@ -93,7 +93,7 @@ impl LocalArea {
         if len_bytes < Self::len_bytes(chunks) {
             return Err(Error::Invalid("the local memory has no room for the allocator: stop the older processes of this machine".into()));
         }
-        // SAFETY: aligned to 64 as the segment is, long enough, mapped while `owner` lives, and nothing else uses what lies there.
+        // SAFETY: aligned to 64 as the segment is, long enough, mapped while `owner` lives, and nothing else uses that memory.
         unsafe { Self::at(start, chunks, owner) }
     }
 
@@ -139,7 +139,7 @@ impl LocalArea {
     }
 
     fn owners(&self) -> &[AtomicU32] {
-        // SAFETY: `at` demands room for the array behind the header; AtomicU32 is valid for any bytes.
+        // SAFETY: `at` demands room for the array after the header; AtomicU32 is valid for any bytes.
         unsafe {
             std::slice::from_raw_parts(self.start.byte_add(size_of::<AllocHeader>()).cast::<AtomicU32>().as_ptr(), self.chunks as usize)
         }
@@ -193,7 +193,7 @@ impl LocalArea {
     }
 
     /// Marks block `index` of message `sequence` of `sender` to this host in slot `own` as done; false when it was already. Senders number
-    /// their messages to each slot by themselves, so a machine that comes back in another one begins anew.
+    /// their messages to each slot by themselves, so a machine that comes back in another one starts over.
     pub(super) fn begin_block(&self, own: u16, sender: u16, sequence: u32, index: usize) -> bool {
         let progress = &self.header().progress[usize::from(sender)];
         let begin = |found: u64| {
@@ -203,7 +203,7 @@ impl LocalArea {
         progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_ok()
     }
 
-    /// The blocks of a message that [`LocalArea::begin_block`] was told of, one bit for each.
+    /// The blocks of a message that [`LocalArea::begin_block`] recorded, one bit for each.
     pub(super) fn begun_blocks(&self, own: u16, sender: u16, sequence: u32) -> u64 {
         let found = self.header().progress[usize::from(sender)].load(Ordering::Acquire);
         progress_of(found, own, sequence).1

@@ -75,7 +75,7 @@ impl Default for AllocConfig {
 pub struct Block {
     /// Pool offset, a multiple of 64.
     pub offset: u64,
-    /// Size in bytes: at least what was asked for.
+    /// Size in bytes: at least the requested size.
     pub len_bytes: u64,
 }
 
@@ -165,7 +165,7 @@ pub struct Allocator {
     swept: AtomicU64,
     /// Frees for which the local area had no room.
     backlog: Mutex<Vec<u64>>,
-    /// Blocks freed for other hosts, by slot, that no caller may have before those were told.
+    /// Blocks freed for other hosts, by slot, that no caller may get before those hosts have the acknowledgement.
     untold: Mutex<Vec<(u16, Begun)>>,
     /// Held by the thread that frees what dead processes kept.
     /// Held by the thread that gives chunks back to the pool.
@@ -182,7 +182,7 @@ impl Allocator {
     /// `local` is the same memory for every process of the host.
     ///
     /// # Errors
-    /// Those of [`Host::acquire`]; [`Error::BadLine`] when it cannot be told which chunks are this host's.
+    /// Those of [`Host::acquire`]; [`Error::BadLine`] when this host's chunks cannot be determined.
     pub fn attach(host: &Host, local: LocalArea, config: AllocConfig) -> Result<Self> {
         let layout = host.lines().layout();
         let classes = Classes::new(layout.geometry().chunk_bytes);
@@ -241,7 +241,7 @@ impl Allocator {
         Block { offset: start + u64::from(block) * len_bytes, len_bytes }
     }
 
-    /// The block of a chunk that `offset` lies in; none behind the last one.
+    /// The block of a chunk that `offset` lies in; none after the last one.
     fn block_around(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
         let within = offset.checked_sub(self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes)?;
         let block = (within / self.classes.bytes(class)) as u32;
@@ -339,7 +339,7 @@ impl Allocator {
         heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
     }
 
-    /// Makes the block around `offset` outlive this process and host: what others are told of it may be any part of it. Keeping a kept
+    /// Makes the block around `offset` outlive this process and host: the offset that others get may lie in any part of it. Keeping a kept
     /// block again does nothing.
     ///
     /// # Errors
@@ -389,7 +389,7 @@ impl Allocator {
 
     /// Frees a block. One of another process or host is freed there soon; a request that turns out wrong is only counted there.
     ///
-    /// A second free of a block that its owner has meanwhile given to another caller cannot be told from a first one.
+    /// A second free of a block that its owner has meanwhile given to another caller cannot be distinguished from a first one.
     ///
     /// # Errors
     /// [`Error::NotFound`] when no allocated block of this process begins at `offset`, as after a double free; [`Error::Fenced`] for a kept
@@ -418,7 +418,7 @@ impl Allocator {
     ///
     /// Looks without the chunk lock first, so that hosts that do this now and then do not hold it whenever one of them dies.
     pub fn adopt_dead(&self) -> Result<u64> {
-        // After a re-join this host claims its own chunks anew first.
+        // After a re-join this host first claims its own chunks again.
         drop(self.work()?);
         if !self.may_adopt()? {
             return Ok(0);

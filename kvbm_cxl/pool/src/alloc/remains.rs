@@ -44,8 +44,8 @@ pub(super) fn flush_chunk(lines: &Lines, chunk: u64) -> Result<()> {
     Ok(())
 }
 
-/// Brings out what was stored to the chunks that `slot`, this host's, claims, but for kept blocks of whole chunks: before it is said of
-/// this host, or of its former incarnation, that nothing of it writes any more.
+/// Flushes the stores to the chunks that `slot`, this host's, claims, except kept blocks of whole chunks: before a line says that this
+/// host, or its former incarnation, writes nothing any more.
 ///
 /// # Errors
 /// Those of the memory; then that may not be said yet.
@@ -54,8 +54,8 @@ fn flush_stores(lines: &Lines, slot: u16) -> Result<()> {
     bring_out_if(lines, slot, |chunk| Ok(!matches!(content::read(lines, &classes, chunk)?.0, Content::Run(_) | Content::Inside(_))))
 }
 
-/// Brings out what was stored to all chunks that `slot` claims, kept blocks included: before it is said of another host of this machine's
-/// kernel that it has ended. Its users flush nothing any more.
+/// Flushes the stores to all chunks that `slot` claims, kept blocks included: before a line says that another host of this machine's kernel
+/// has ended. Its users flush nothing any more.
 ///
 /// # Errors
 /// Those of the memory; then that may not be said yet.

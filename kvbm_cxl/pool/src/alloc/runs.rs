@@ -55,7 +55,7 @@ impl Allocator {
             point!("alloc.run_unkept");
         }
         self.lines().memory().fence_all();
-        // The first chunk first: what lies inside a run that is not there is nothing.
+        // The first chunk first: a chunk inside a run that does not exist belongs to no block.
         for part in chunk..chunk + run.count {
             self.publish_head(op, part, ChunkHead::UNCUT, 0, 0)?;
         }

@@ -139,7 +139,7 @@ fn a_block_is_kept_by_any_part_of_it() {
     }
     let kept_bytes = blocks.iter().map(|(block, _)| block.len_bytes).sum::<u64>();
     assert_eq!(member.allocator.usage().kept_bytes, kept_bytes);
-    // A free names the block itself, and what is free cannot be kept.
+    // A free names the block itself, and a free block cannot be kept.
     for (block, _) in blocks {
         assert!(matches!(member.allocator.free(block.offset + 64), Err(Error::NotFound(_))));
         member.allocator.free(block.offset).unwrap();
@@ -164,7 +164,7 @@ fn a_damaged_acknowledgement_is_written_anew() {
     let bench = Bench::new();
     let (owner, freer) = (bench.member(1), bench.member(2));
     let line = pair(&owner.host, &freer.host);
-    // Before anything was sent, and behind the first message.
+    // Before anything was sent, and after the first message.
     for _ in 0..2 {
         damage(&owner.host, Region::FreeAck, line);
         assert!(owner.host.lines().fetch::<FreeAck>(line).is_err());
@@ -172,7 +172,7 @@ fn a_damaged_acknowledgement_is_written_anew() {
         assert!(owner.host.lines().fetch::<FreeAck>(line).is_ok());
         freed_from_afar(&owner, &freer);
     }
-    // What was freed is another owner's by now.
+    // The freed block is another owner's by now.
     let again = owner.allocator.alloc(4096).unwrap();
     owner.allocator.keep(again.offset).unwrap();
     damage(&owner.host, Region::FreeAck, line);

@@ -108,7 +108,7 @@ impl Inner {
         for (&key, found) in keys.iter().zip(&found) {
             answers.push(match found.and_then(|_| pinned.next()) {
                 None => Err(MissReason::Absent),
-                // It may have been stamped anew by its next owner, or be in another cell by now.
+                // Its next owner may have stamped it again, or it is in another cell by now.
                 Some(Err(MissReason::Changed)) => self.pin_block(namespace, key)?,
                 Some(answer) => answer,
             });
@@ -161,7 +161,7 @@ impl Inner {
 }
 
 impl Reservation {
-    /// Fills several whole blocks of one cache with one store fence behind all of them; `pieces` gets the place of a reservation and says
+    /// Fills several whole blocks of one cache with one store fence after all of them; `pieces` gets the place of a reservation and says
     /// what its block consists of, in memory of `local`.
     ///
     /// # Safety

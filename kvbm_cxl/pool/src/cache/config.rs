@@ -20,7 +20,7 @@ pub struct CacheConfig {
     /// The background evictor begins when less than this part of this process's cells is free, in hundredths, and no chunk is left to
     /// claim.
     pub low_water_percent: u32,
-    /// It goes on until this part is free, in hundredths.
+    /// It continues until this part is free, in hundredths.
     pub high_water_percent: u32,
     /// Bytes of cells that a namespace may take of this process's, reserved ones and those of blocks together; others may take what they
     /// find.

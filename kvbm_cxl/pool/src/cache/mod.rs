@@ -19,12 +19,12 @@
 //! | `pull` | pin, copy, verify; `fences` of the hosts that blocks are of |
 //! | `pull::pins`, `pull::pinned` | what this host uses, for others to see; the block that a pin keeps |
 //! | `batch` | publish and pull of several blocks with shared fences |
-//! | [`queued`] | blocks of a GPU that are copied beside their caller, in the order of a stream |
+//! | [`queued`] | blocks of a GPU that are copied asynchronously, in the order of a stream |
 //! | `service` | the upkeep that has to run |
 //! | [`events`], `observe::watch` | what happened, for listeners; which blocks of a namespace come and go in the whole pool |
-//! | [`survey`] | what is in the cache of a pool, and why a key is not |
+//! | [`survey`] | the contents of the cache of a pool, and why a key is absent |
 //! | [`tier`] | lists of blocks for a storage tier, and calls that are dropped in the middle |
-//! | [`trace`] | a record of what is asked for and published, by salted ids |
+//! | [`trace`] | a record of requests and publishes, by salted ids |
 //!
 //! # Example
 //!
@@ -119,8 +119,8 @@ use std::sync::Arc;
 /// The cache as one process uses it. Cheap to clone; every clone is the same. All methods may be called from any thread.
 ///
 /// The program has to call [`Cache::service_round`] regularly, or [`Cache::serve`] once: otherwise this process never makes room ahead, and
-/// takes over nothing that others leave behind. [`Cache::close`] ends it. Dropped without that, its cells stay this process's, and no other
-/// cache can be opened, until the process ends.
+/// takes over nothing that others leave. [`Cache::close`] ends it. Dropped without that, its cells stay this process's, and no other cache
+/// can be opened, until the process ends.
 #[derive(Clone)]
 pub struct Cache {
     inner: Arc<Inner>,
@@ -265,7 +265,7 @@ impl Cache {
 
     fn count_lookup(&self, hits: usize, asked: usize) {
         self.inner.metrics.hits_total.add(hits as u64);
-        // Blocks behind the first that is missing were not looked for.
+        // Blocks after the first that is missing were not looked for.
         if hits < asked {
             self.inner.metrics.misses_total.of(MissReason::Absent).inc();
         }
@@ -362,8 +362,8 @@ impl Cache {
         self.inner.pins.cells()
     }
 
-    /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells. What was
-    /// [queued] and has not ended is not committed; this waits until the GPU does nothing of it any more.
+    /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells. A [queued]
+    /// copy that has not ended is not committed; this waits until the GPU does nothing for it any more.
     ///
     /// # Errors
     /// [`Error::Invalid`] while clones, reservations or pins are alive: nothing has ended, and a clone can be closed later;

@@ -5,9 +5,10 @@
 //! [`Namespace`] is their digest. Blocks of different namespaces never meet, even with the same tokens and so the same [`BlockKey`].
 //!
 //! # Encoding, version 1
-//! What is digested is unambiguous, because it can be read back: a domain, then every field in the order of [`NamespaceFields`], present or
-//! not. A number is 4 bytes, a text or byte string 8 bytes of length and then its bytes, a list 8 bytes of count and then its items; all
-//! little-endian. The digest is the first 16 bytes of SHA-256. Another version has another domain, so that its digests meet none of these.
+//! The input of the digest is unambiguous, because it can be read back: a domain, then every field in the order of [`NamespaceFields`],
+//! present or not. A number is 4 bytes, a text or byte string 8 bytes of length and then its bytes, a list 8 bytes of count and then its
+//! items; all little-endian. The digest is the first 16 bytes of SHA-256. Another version has another domain, so that its digests meet none
+//! of these.
 
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};

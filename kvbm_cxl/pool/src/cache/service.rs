@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The upkeep of the cache: what has to be done now and then, in the background of each process.
+//! The upkeep of the cache: periodic work in the background of each process.
 
 use super::cells::FoundBlock;
 use super::cells::recency::CHUNKS_LEARNT_PER_ROUND;
@@ -29,7 +29,7 @@ pub(super) struct UpkeepState {
     metrics: Arc<Metrics>,
     engine: Arc<dyn CopyEngine>,
     upkeep_at_ns: AtomicU64,
-    /// The cell behind the last one whose hint was looked after.
+    /// The cell after the last one whose hint was checked.
     scrubbed: AtomicU64,
     board: StatsBoard,
 }
@@ -47,7 +47,7 @@ impl UpkeepState {
         })
     }
 
-    /// Whether it is time for what is done each `period_ms` only; notes it.
+    /// Whether it is time for the work of each `period_ms`; notes it.
     fn is_time(&self, period_ms: u64) -> bool {
         let now_ns = self.host.platform().now_ns().max(1);
         let last_ns = self.upkeep_at_ns.load(Ordering::Relaxed);
@@ -178,7 +178,7 @@ impl Inner {
         // What counts may be counted with further, for something else: this process holds nothing of the cache any more.
         self.metrics.pins.set(0);
         self.metrics.quarantined_cells.set(0);
-        // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
+        // The counts of this process stay in the host's sum; a host that is fenced has nothing to publish.
         let mut result = self.upkeep.publish_counters(0);
         let mine: Vec<u64> = self.store.cells().chunks().collect();
         for chunk in mine {
@@ -186,7 +186,8 @@ impl Inner {
                 result = self.store.give_back(chunk).map(drop);
             }
             self.store.cells().remove_chunk(chunk);
-            // The next sweep of this host takes it over, unless a process has it already: what was given back may be another's by now.
+            // The next sweep of this host takes it over, unless a process has it already: a chunk that was given back may be another's by
+            // now.
             self.store.local.disown(chunk, self.host.inner.tag);
         }
         result
@@ -195,21 +196,20 @@ impl Inner {
 
 impl Cache {
     /// One round of the upkeep: requests of others, eviction ahead of the need; and less often, recency, pins of processes that died,
-    /// chunks that others left behind, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call
-    /// it on the thread that runs that one.
+    /// chunks that others left, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call it on
+    /// the thread that runs that one.
     ///
     /// # Errors
-    /// [`Error::Fenced`] and [`Error::Timeout`], after which the next round goes on; those of the memory.
+    /// [`Error::Fenced`] and [`Error::Timeout`], after which the next round continues; those of the memory.
     pub fn service_round(&self) -> Result<()> {
         self.inner.service_round()
     }
 
-    /// Runs the upkeep until the result is dropped, on a thread of its own, and one that looks after what is
-    /// [queued](super::queued) once there is something. A round that fails is recorded in
-    /// [`crate::host::Host::failed_rounds`], and the thread goes on.
+    /// Runs the upkeep until the result is dropped, on a thread of its own, and one that watches [queued](super::queued) copies once there
+    /// are any. A round that fails is recorded in [`crate::host::Host::failed_rounds`], and the thread continues.
     ///
     /// # Errors
-    /// [`Error::Os`] when no thread can be had.
+    /// [`Error::Os`] when no thread can be started.
     pub fn serve(&self) -> Result<Upkeep> {
         let cache = self.clone();
         let failed_rounds = self.inner.host.failed_rounds().clone();

@@ -14,7 +14,7 @@ use crate::pool::{CellArea, FormatOptions, Pool, Share};
 
 const SPACE: Namespace = Namespace([3; 16]);
 
-/// The cache of the only host of a pool, and what has to outlive it.
+/// The cache of the only host of a pool, and the objects that have to outlive it.
 pub(super) type Alone = (Cache, crate::host::Service, Pool, tempfile::TempDir);
 
 /// That of a pool of `device_bytes` with `cells` cells of `cell_bytes` bytes. `seats` are reserved for these machines.
@@ -165,7 +165,7 @@ fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     local.end_filling(chunk, mine);
     assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false), "there is nothing to end");
 
-    // What is found is what is noted as brought out, and nothing that has begun since.
+    // Only the fills that were found are noted as flushed, none that has begun since.
     local.begin_filling(chunk);
     let found = local.chunk(chunk);
     local.begin_filling(chunk);
@@ -174,7 +174,7 @@ fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     local.note_flushed(chunk, local.chunk(chunk));
     assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false));
 
-    // A chunk without an owner is not forgotten; the next one's begins anew.
+    // A chunk without an owner is not forgotten; the next one's starts over.
     local.begin_filling(chunk);
     local.disown(chunk, mine + 1);
     assert_eq!(local.owner(chunk), mine);

@@ -46,7 +46,7 @@ pub enum Answer {
     Length,
     /// Put: it got no cell.
     Refused(RefusalReason),
-    /// Get: it is not to be had.
+    /// Get: it is unavailable.
     Missed(MissReason),
     /// Get: another block of the list goes to the same memory.
     Twice,

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A record of what is asked of the cache and published in it, for `cxlctl record` and `cxl-plan`: lists of block ids, no prompts.
+//! A record of the requests to the cache and of its publishes, for `cxlctl record` and `cxl-plan`: lists of block ids, no prompts.
 //!
-//! An id is a hash of a secret salt and the block's name, so that a reader without the salt cannot find out by guessing prompts what was
-//! asked for, while equal blocks have equal ids on all hosts that were given the same salt. Each process writes a file of its own:
+//! An id is a hash of a secret salt and the block's name, so that a reader without the salt cannot find out the requests by guessing
+//! prompts, while equal blocks have equal ids on all hosts that were given the same salt. Each process writes a file of its own:
 //!
 //! - the first line says by whom: `{"recorder": 1, "salt": "0f3a...", "block_tokens": 64, "host": "a", "process": 17}`, where `salt` is a
 //!   fingerprint of the salt;
 //! - a request: `{"at_us": 1764131234567890, "input_length": 700, "found": 640, "hash_ids": [1, 2, ...]}`, microseconds of the system's
 //!   clock, tokens, tokens that were found, and an id for each whole block;
-//! - what was published for one: `{"at_us": ..., "published": [2, ...]}`;
+//! - the blocks published for one: `{"at_us": ..., "published": [2, ...]}`;
 //! - the last line, where the process ended in good order: `{"at_us": ..., "dropped": 0, "failed": 0}`, entries that are missing.
 //!
-//! Callers never wait for the file: they leave a copy of the keys in a bounded queue, and a thread hashes and writes. What does not fit is
-//! dropped and counted. So is what comes once the file has its full length, and what cannot be written; a file always ends with a whole
-//! line.
+//! Callers never wait for the file: they leave a copy of the keys in a bounded queue, and a thread hashes and writes. Entries that do not
+//! fit are dropped and counted. So are those that come once the file has its full length, and those that cannot be written; a file always
+//! ends with a whole line.
 
 use super::{BlockKey, Namespace};
 use crate::background::{Background, FailedRounds, held};
@@ -278,7 +278,7 @@ impl Writer {
             let start = text.len();
             self.line(entry, &mut text);
             if self.is_full || self.len_bytes + text.len() as u64 + END_BYTES > self.most_bytes {
-                // Nothing behind it either: a record with holes would be another trace.
+                // Nothing after it either: a record with holes would be another trace.
                 self.is_full = true;
                 text.truncate(start);
                 self.counted.dropped.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How copies are made, and how that is written.
 //!
-//! `CXL_COPY` is `name=value` pairs separated by commas; what is not named keeps its default:
+//! `CXL_COPY` is `name=value` pairs separated by commas; a name that is left out keeps its default:
 //!
 //! ```text
 //! CXL_COPY=engine=cpu,workers=3,parallel_from=1M,window=2M,stream_from=64K
@@ -33,7 +33,8 @@ impl EngineChoice {
     const ALL: [(EngineChoice, &'static str); 3] = [(Self::Auto, "auto"), (Self::Cpu, "cpu"), (Self::Dsa, "dsa")];
 }
 
-/// Of how many blocks of a list, behind the one that is copied, a device is told, so that it fetches their pages from its flash meanwhile.
+/// How many blocks of a list, after the one that is copied, a device gets hints for, so that it fetches their pages from its flash
+/// meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadAhead {
     /// Of none: right for memory, which has nothing to fetch.
@@ -45,7 +46,7 @@ pub enum ReadAhead {
     Blocks(usize),
 }
 
-/// Most blocks that a device is told of ahead: those of a long list would push each other out of its memory.
+/// Most blocks that a device gets hints for: those of a long list would push each other out of its memory.
 pub const MAX_BLOCKS_AHEAD: usize = 8;
 
 impl FromStr for ReadAhead {
@@ -86,7 +87,7 @@ pub struct CopyConfig {
     pub window_bytes: usize,
     /// Pulls of at least so many bytes write their destination past the caches, piece by piece from 4 KiB on.
     pub stream_from_bytes: u64,
-    /// Of which blocks a device is told before they are copied.
+    /// The blocks that a device gets hints for before they are copied.
     pub read_ahead: ReadAhead,
     /// What the device fetches for one line of it, in bytes: a page of its flash, or more where it reads on by itself, as 36 KiB where a
     /// miss brings eight pages besides its own. A multiple of 4096, at most 1 MiB.

@@ -138,7 +138,7 @@ impl CopyEngine for CpuEngine {
         }
         // One list that is not divided needs none of the lists around lists.
         let order = Order::now();
-        // Ahead of the copy: behind it, the instruction that counts would wait until all that was stored has arrived.
+        // Before the copy: after it, the instruction that counts would wait until all stores have arrived.
         self.counters.published(list.len_bytes());
         let mut sum = checksum.start();
         let done = list.check(memory.len_bytes(), checksum.is_on()).and_then(|pieces| write_pieces(memory, &pieces, sum.as_mut()));
@@ -265,7 +265,7 @@ impl Stage {
         if self.len == 0 {
             self.offset = offset;
         }
-        // What is left of a long piece behind the end of the line is written as it lies.
+        // The rest of a long piece after the end of the line is written as it lies.
         let wanted = if bytes.len() < DIRECT_BYTES { bytes.len() } else { LINE_BYTES - (offset % LINE_BYTES as u64) as usize };
         let taken = wanted.min(self.room() - self.len);
         let held = self.bytes.get_or_insert_with(|| Box::new([0; STAGE_BYTES]));

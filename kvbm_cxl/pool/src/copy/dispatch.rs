@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The engine that hands each list to one that reaches its local memory.
 //!
-//! An address of a GPU's memory is a number like any other: code that made a slice of it would crash, or read what is not meant. So a list
-//! says where its ranges lie, and every engine looks before it takes one: [`CpuEngine`](super::CpuEngine) and
-//! [`DsaEngine`](super::DsaEngine) refuse lists that do not lie in the host's memory, a [`CudaEngine`] those that do not lie on its GPU.
+//! An address of a GPU's memory is a number like any other: code that made a slice of it would crash, or read other bytes. So a list says
+//! where its ranges lie, and every engine looks before it takes one: [`CpuEngine`](super::CpuEngine) and [`DsaEngine`](super::DsaEngine)
+//! refuse lists that do not lie in the host's memory, a [`CudaEngine`] those that do not lie on its GPU.
 
 use super::cuda::{CudaConfig, CudaEngine, QueueRoom, Reach};
 use super::{Checksum, Copied, CopyEngine, Outcome, ReadList, WriteList};
@@ -132,7 +132,7 @@ impl CopyEngine for ByPlace {
                 pulled_bytes: sum.pulled_bytes + one.pulled_bytes,
                 failed_lists: sum.failed_lists + one.failed_lists,
                 unflushed_bytes: sum.unflushed_bytes + one.unflushed_bytes,
-                // The GPUs of a process share what is registered.
+                // The GPUs of a process share the registered memory.
                 registered_bytes: sum.registered_bytes.max(one.registered_bytes),
                 queued_bytes: sum.queued_bytes + one.queued_bytes,
                 ..sum

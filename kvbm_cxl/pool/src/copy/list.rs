@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is to be copied: lists of pieces, each a stretch of this process's memory and the stretch of the pool that it goes to or comes
-//! from.
+//! Lists of pieces to copy, each a stretch of this process's memory and the stretch of the pool that it goes to or comes from.
 //!
 //! One list is one block's transfer: gather (many local pieces, one stretch of the pool), scatter (the reverse) or sparse (many, many).
 //! Lists are of any length (Beluga section 6.1); pieces of no bytes are left out, and a piece that continues the one before it on both
@@ -40,7 +39,7 @@ pub enum After {
     Nothing,
     /// Everything that was given to this stream (`CUstream`; 0 is the default stream) before the copy is asked for.
     Stream(u64),
-    /// What this event was recorded behind (`CUevent`): what the stream was given later is not waited for.
+    /// The work that this event (`CUevent`) was recorded after: later work of the stream is not waited for.
     Event(u64),
 }
 
@@ -106,7 +105,7 @@ impl Piece {
         Piece { offset, address, len_bytes }
     }
 
-    /// Whether another goes on in the pool, and in local memory, where this one ends.
+    /// Whether another begins in the pool, and in local memory, where this one ends.
     pub(super) fn is_before(&self, next: &Piece) -> bool {
         self.end() == next.offset && self.address.checked_add(self.len_bytes) == Some(next.address)
     }
@@ -198,7 +197,7 @@ impl<'m> WriteList<'m> {
         self.place
     }
 
-    /// Many local pieces into the stretch of the pool that begins at `offset`, one behind the other.
+    /// Many local pieces into the stretch of the pool that begins at `offset`, one after the other.
     pub fn gather(offset: u64, sources: impl IntoIterator<Item = &'m [u8]>) -> Self {
         let (mut list, mut at) = (Self::new(), offset);
         for source in sources {
@@ -386,7 +385,7 @@ impl<'m> ReadList<'m> {
         if self.has_raw {
             let mut places: Vec<(usize, usize)> = Vec::new();
             if !self.pieces.is_sorted_by_key(|piece| piece.address) {
-                // Stable, because that sort is fast on what is sorted in parts, as lists that go layer by layer are.
+                // Stable, because that sort is fast on partly sorted input, as lists that go layer by layer are.
                 places.extend(self.pieces.iter().map(|piece| (piece.address, piece.len_bytes)));
                 places.sort_by_key(|place| place.0);
             }

@@ -15,7 +15,7 @@ const WINDOWS: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
 const ROUNDS: usize = 7;
 /// Destinations that are used in turn, so that each is out of the nearest cache again.
 const DESTINATIONS: usize = 4;
-/// What is more trouble has to be faster by so many parts in a hundred.
+/// The more costly choice has to be faster by so many parts in a hundred.
 const WORTH_PERCENT: u128 = 10;
 
 const LARGEST: usize = 4 << 20;

@@ -7,9 +7,9 @@
 //!   any line that this thread fetches later. That the bytes are of one publication only the caller can tell, by fetching the entry again.
 //!
 //! [`CpuEngine`] works on any [`Coherence`], simulated hosts included. [`DsaEngine`] hands large copies to Intel's Data Streaming
-//! Accelerator where there is a user work queue. [`engine`] chooses; [`CopyEngine::name`] and [`CopyEngine::counters`] say what was used.
-//! [`CudaEngine`] has a GPU copy to and from its own memory. A list says in which [`LocalPlace`] its local memory lies, and [`ByPlace`]
-//! hands it to an engine for that place. [`AheadEngine`] tells a device with flash behind its memory which blocks come next.
+//! Accelerator where there is a user work queue. [`engine`] chooses; [`CopyEngine::name`] and [`CopyEngine::counters`] say which one was
+//! used. [`CudaEngine`] has a GPU copy to and from its own memory. A list says in which [`LocalPlace`] its local memory lies, and
+//! [`ByPlace`] hands it to an engine for that place. [`AheadEngine`] tells a device that keeps its pages in flash which blocks come next.
 //!
 //! ```
 //! use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList};
@@ -71,12 +71,12 @@ pub type Outcome = Result<Option<u64>>;
 /// A list that names bytes outside of the pool, or one byte of its destination twice, is refused before any of its bytes move
 /// ([`Error::OutOfRange`], [`Error::Invalid`]), and so is one whose local memory lies where the engine does not reach. After any other
 /// error an unknown part of its destination was written; the store fence has been made nevertheless. After [`Error::Timeout`] a device may
-/// go on writing: see [`CopyEngine::is_settled`].
+/// still write: see [`CopyEngine::is_settled`].
 pub trait CopyEngine: Send + Sync {
     /// What it is, for metrics and reports.
     fn name(&self) -> &'static str;
 
-    /// Copies every list into the pool, with one store fence behind all of them, and answers for each in order.
+    /// Copies every list into the pool, with one store fence after all of them, and answers for each in order.
     ///
     /// The lists are independent of each other: the failure of one stops no other. They must not overlap in the pool; where they do, each
     /// byte is of one of them.
@@ -98,7 +98,7 @@ pub trait CopyEngine: Send + Sync {
         Err(Error::NotFound(format!("an engine for GPU {device} ({} has none),", self.name())))
     }
 
-    /// Room for copies of so many bytes of a GPU that go on beside their caller; the GPU is opened if it is not.
+    /// Room for asynchronous copies of so many bytes of a GPU; the GPU is opened if it is not.
     ///
     /// # Errors
     /// Those of [`CudaEngine::open`] and [`CudaEngine::queue_room`]; [`Error::NotFound`] of an engine that reaches no GPU.
@@ -109,7 +109,7 @@ pub trait CopyEngine: Send + Sync {
     /// Bytes copied so far by each engine that had a part in it.
     fn counters(&self) -> Vec<Copied>;
 
-    /// Pages of which the device was told before they were copied: none by an engine that reads nothing ahead.
+    /// Pages that the device got hints for before they were copied: none by an engine that reads nothing ahead.
     fn ahead_pages(&self) -> AheadPages {
         AheadPages::default()
     }

@@ -44,7 +44,7 @@ impl Order {
         self.is_dma_cached
     }
 
-    /// Behind the last store of a publish: no later line of this thread is seen before its payload (I4).
+    /// After the last store of a publish: no later line of this thread is seen before its payload (I4).
     pub(super) fn published(self, memory: &dyn Coherence) {
         if self.publish_fence {
             memory.fence_stores();
@@ -57,7 +57,7 @@ impl Order {
         if self.edge_flush && self.is_dma_cached { memory.flush_range(offset, 1) } else { Ok(()) }
     }
 
-    /// Behind a write by a device that may have left it in this host's caches; [`Order::published`] comes after.
+    /// After a write by a device that may have left it in this host's caches; [`Order::published`] comes after.
     pub(super) fn flush_moved(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
         if self.moved_flush && self.is_dma_cached { memory.flush_range(offset, len_bytes) } else { memory.check(offset, len_bytes) }
     }
@@ -80,15 +80,15 @@ impl Order {
         }
     }
 
-    /// Between flushes and the loads of what was flushed.
+    /// Between flushes and the loads of the flushed lines.
     pub(super) fn flushed(self, memory: &dyn Coherence) {
         if self.full_fence {
             memory.fence_all();
         }
     }
 
-    /// Behind the last load of a pull: a fetch of the entry that comes next is not older than the payload. Where the destination was
-    /// written past the caches, also those stores are complete, so that any thread or device of this host may read it.
+    /// After the last load of a pull: a fetch of the entry that comes next is not older than the payload. Where the destination was written
+    /// past the caches, also those stores are complete, so that any thread or device of this host may read it.
     pub(super) fn pulled(self, memory: &dyn Coherence, streamed: bool) {
         match streamed {
             _ if !self.load_fence => {}

@@ -137,7 +137,7 @@ fn random_lists_move_what_a_plain_model_moves() {
         let mut all = vec![0; POOL_BYTES as usize];
         let engine = CpuEngine::new(CopyConfig::alone());
         engine.pull(&*reader.memory, &mut ReadList::scatter(0, [&mut all[..]]), Checksum::Off).unwrap();
-        assert!(all == model, "{text}: bytes beside the pieces");
+        assert!(all == model, "{text}: bytes outside the pieces");
     }
 }
 
@@ -249,7 +249,7 @@ fn a_copy_with_a_sum_takes_whole_lines_of_the_pool() {
     assert!(matches!(pool.memory.copy_out_summed(0, &mut found[1..65], &mut sum), Err(Error::Invalid(_))));
     assert!(matches!(pool.memory.copy_out_summed(0, &mut found[..63], &mut sum), Err(Error::Invalid(_))));
     assert!(matches!(pool.memory.copy_out_summed(POOL_BYTES - 64, &mut found[..128], &mut sum), Err(Error::OutOfRange { .. })));
-    assert!(pool.memory.copy_out_summed(64, found, &mut sum).is_ok() && sum.finish().is_some(), "what was refused was not summed");
+    assert!(pool.memory.copy_out_summed(64, found, &mut sum).is_ok() && sum.finish().is_some(), "refused bytes were not summed");
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl CopyThreads {
     }
 
     /// Does every task, the caller with the others, and returns what became of all of them. Workers that are busy or have no CPU are not
-    /// waited for: the caller does what was not begun.
+    /// waited for: the caller does the tasks that were not begun.
     pub(super) fn run<'w>(&self, tasks: Vec<Task>, work: impl Fn(&Task) -> Vec<(usize, Outcome)> + Sync + 'w) -> Vec<(usize, Outcome)> {
         let helpers = self.workers.min(tasks.len().saturating_sub(1));
         let job = Arc::new(Job::new(tasks, &work));

@@ -139,7 +139,7 @@ fn descriptors(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Resul
     unreachable(cache, report)
 }
 
-/// What is wrong with one descriptor, most serious first; true when nothing is.
+/// The faults of one descriptor, most serious first; true when it has none.
 fn descriptor(view: &View<'_>, report: &mut Report, cell: u64, line: &Descriptor, chunk: &ChunkInfo) -> bool {
     let mut wrong = |severity, rule, meaning: String, remedy| {
         add_finding(report, severity, rule, (Region::Descriptor, cell), meaning, remedy);
@@ -252,14 +252,14 @@ fn hints(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Result<()> 
     Ok(())
 }
 
-/// An empty line where the line behind it begins with an empty place, at which every probe that came through ends anyway; else four tombs.
+/// An empty line where the line after it begins with an empty place, at which every probe that came through ends anyway; else four tombs.
 fn replacement(view: &View<'_>, index: u64) -> (&'static str, HintLine) {
     let per_stripe = view.geometry.hint_lines_per_stripe();
     let (first, place) = (index / per_stripe * per_stripe, index % per_stripe);
     let behind = view.lines.fetch::<HintLine>(first + (place + 1) % per_stripe);
     let mut value = HintLine::default();
     if behind.is_ok_and(|line| line.get(0) == Hint::Empty) {
-        return ("writes an empty line: no probe went on behind it; blocks that it named get their hints back from their owners", value);
+        return ("writes an empty line: no probe continued after it; blocks that it named get their hints back from their owners", value);
     }
     (0..HINTS_PER_LINE).for_each(|place| value.set(place, Hint::Tomb));
     ("writes four places that were used once; blocks that it named get their hints back from their owners", value)

@@ -74,7 +74,7 @@ fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [ChunkLines], damage
         let reason = match head.state {
             ChunkHead::BLOCKS if !is_class(head.block_bytes, chunk_bytes) => "cut into blocks of a size that there is not",
             ChunkHead::RUN if head.run == 0 || head.run > count - chunk => "begins a block of more chunks than there are",
-            ChunkHead::INSIDE if head.run >= chunk => "lies inside a block that begins behind it",
+            ChunkHead::INSIDE if head.run >= chunk => "lies inside a block that begins after it",
             _ => return,
         };
         let writes = empty_lines(view, chunk);
@@ -119,13 +119,13 @@ fn keep_maps(view: &View<'_>, report: &mut Report, chunks: &mut [ChunkLines]) ->
                     chunk.kept += keep.bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
                     chunk.keeps_first |= line == 0 && keep.bits[0] & 1 == 1;
                 }
-                // Lines behind the last block may hold what an earlier cut left; those of an uncut chunk are not read.
+                // Lines after the last block may hold what an earlier cut left; those of an uncut chunk are not read.
                 if blocks > 0 && last.is_some_and(|last| last as u64 >= blocks) {
                     let mut bits = keep.bits;
                     (blocks as usize..BLOCKS_PER_KEEP).for_each(|bit| bits[bit / 8] &= !(1 << (bit % 8)));
                     let writes = vec![view.write(index, KeepMap { bits, ..keep })];
                     let remedy = Remedy::Safe { what: "clears the bits that stand for no block", writes };
-                    let meaning = "keeps blocks behind the chunk's last one: nothing of the chunk may be used";
+                    let meaning = "keeps blocks after the chunk's last one: nothing of the chunk may be used";
                     add_finding(report, Severity::Error, "keep.range", (Region::KeepMap, index), meaning, remedy);
                 }
             }
@@ -274,7 +274,7 @@ fn run(view: &View<'_>, report: &mut Report, chunk: u64, chunks: &[ChunkLines]) 
     }
     if let Parts::Broken(part) = parts(chunks, chunk, run) {
         let meaning = format!("a kept block of {run} chunks begins here, but chunk {part} is used otherwise");
-        let remedy = Remedy::None("none: which of the two is right cannot be told; free the block");
+        let remedy = Remedy::None("none: which of the two is right is unknown; free the block");
         add_finding(report, Severity::Error, "chunk.broken_run", (Region::ChunkHead, chunk), meaning, remedy);
     }
     let expected = view.geometry.chunk_bytes.saturating_mul(run);

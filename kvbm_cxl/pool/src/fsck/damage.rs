@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lines that do not verify: what each one's loss means, and what may be written in its place.
 //!
-//! The rule for every remedy: what is written may make the pool more careful than the lost line would have, never less. It may fence, wait
-//! and hold back more; it may not hide a higher tag, forget a fence, or take a lock or chunk away from its owner. Where no such content
-//! follows from what survived, the remedy is a [`Remedy::Loss`], which assumes that no stopped host ever goes on.
+//! The rule for every remedy: the repair may make the pool more careful than the lost line would have, never less. It may fence, wait and
+//! hold back more; it may not hide a higher tag, forget a fence, or take a lock or chunk away from its owner. Where no such content follows
+//! from what survived, the remedy is a [`Remedy::Loss`], which assumes that no stopped host ever resumes.
 
 use super::places;
 use super::report::{Remedy, Report, Severity};
@@ -14,7 +14,7 @@ use crate::lock::{LOCK_OBJECTS, LOCK_TABLE, seat::next_epoch};
 use crate::media::*;
 use bytemuck::Zeroable;
 
-/// Epochs that a lost seat line is set ahead of everything seen, so that claims which left no other trace stay behind it.
+/// Epochs that a lost seat line is set ahead of everything seen, so that claims which left no other trace stay below it.
 pub(super) const EPOCH_MARGIN: u32 = 1 << 16;
 /// Grant numbers that a lost grant is set ahead of everything seen.
 const GRANT_MARGIN: u32 = 1 << 16;
@@ -74,7 +74,7 @@ fn seat(view: &View<'_>, index: u64) -> LossVerdict {
     let highest = highest_epoch(view).saturating_add(EPOCH_MARGIN);
     let epoch = next_epoch(index, view.geometry.all_seats(), highest);
     if epoch >= MAX_NUMBER.into() {
-        return (Severity::Error, meaning, Remedy::None("the epochs are used up: format the pool anew"));
+        return (Severity::Error, meaning, Remedy::None("the epochs are used up: format the pool again"));
     }
     let machine = view.seat_machine(index).map_or([0; 16], |machine| machine.0);
     let what = "claims an epoch far above every one that left a trace; a host that is only paused and not off could act on the lost one";
@@ -233,7 +233,7 @@ fn request(view: &View<'_>, index: u64) -> LossVerdict {
     }
     let first = line as u32 * LOCKS_PER_REQUEST as u32;
     let incarnation = joined_incarnation(view, slot);
-    let meaning = "what this host wants and has given back is unknown: what was granted to it counts as held";
+    let meaning = "what this host wants and has given back is unknown: every grant to it counts as held";
     let mut value = RequestLine { incarnation, ..RequestLine::default() };
     for (place, request) in value.requests.iter_mut().enumerate() {
         let lock = first + place as u32;
@@ -248,8 +248,7 @@ fn request(view: &View<'_>, index: u64) -> LossVerdict {
             *request = Request { number: grant.request.into(), flags: Request::WANT | Request::DIRTY };
         }
     }
-    let what =
-        "writes that this host holds what was granted to it, in need of repair: it ends with its next join or the proof of its death";
+    let what = "writes that this host holds every grant to it, in need of repair: it ends with its next join or the proof of its death";
     (Severity::Error, meaning, safe(view, index, what, value))
 }
 
@@ -302,7 +301,7 @@ fn claim(view: &View<'_>, index: u64) -> LossVerdict {
             value.bits[place as usize / 8] |= 1 << (place % 8);
         }
     }
-    let what = "claims for this slot every chunk that no other slot claims; its next join gives back what is empty";
+    let what = "claims for this slot every chunk that no other slot claims; its next join gives back the empty ones";
     (Severity::Error, "which of these chunks this host owns is unknown: they cannot be claimed", safe(view, index, what, value))
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Grants: one holder per (lock, number), none above what was decided.
+//! Grants: one holder per (lock, number), none above the decided number.
 
 use super::damage::record_lock;
 use super::report::{Remedy, Report, Severity};
@@ -8,7 +8,7 @@ use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::media::*;
 use std::collections::HashMap;
 
-const NONE: Remedy = Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format anew");
+const NONE: Remedy = Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format again");
 
 /// A holder: slot and incarnation.
 type Holder = (u64, u32);

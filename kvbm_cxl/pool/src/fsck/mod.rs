@@ -2,8 +2,8 @@
 //! Checking and repairing a pool's metadata: what `cxlctl fsck` and `cxlctl inspect` do, as a library.
 //!
 //! Anything may stand in the memory that is checked: every line is fetched by value, verified, and every number in it is checked before it
-//! is used; all work is bounded by the layout. A pool whose hosts followed the protocols has no errors, whatever happened to them; what a
-//! dead host left behind, and the next holder repairs in passing, is a [`Severity::Note`].
+//! is used; all work is bounded by the layout. A pool whose hosts followed the protocols has no errors, whatever happened to them; a trace
+//! of a dead host, which the next holder repairs in passing, is a [`Severity::Note`].
 //!
 //! A check sees a running pool at different moments in different lines. [`check_twice`] keeps what both of two passes found; a repair
 //! wants the pool to itself ([`watch`]).

@@ -132,7 +132,7 @@ pub(super) fn claimant(view: &View<'_>, index: u64) -> LossVerdict {
     let ballots = view.claimants.iter().map(|(_, line)| line.ballot).chain(view.seat_claims.iter().map(|(_, line)| line.tag));
     let ballot = next_epoch(index, view.geometry.places(), ballots.max().unwrap_or(0).saturating_add(EPOCH_MARGIN));
     if ballot >= MAX_NUMBER.into() {
-        return (Severity::Error, meaning, Remedy::None("the ballots are used up: format the pool anew"));
+        return (Severity::Error, meaning, Remedy::None("the ballots are used up: format the pool again"));
     }
     let what = "writes a ballot far above every one that left a trace; its machine takes another place. A machine that is only paused in \
                 a claim could act on the lost one";

@@ -21,7 +21,7 @@ struct Best {
     data: [u8; RECORD_BYTES],
 }
 
-/// The newest copy; `None` when it cannot be told.
+/// The newest copy; `None` when it is unknown.
 fn newest(view: &View<'_>, report: &mut Report, number: u64) -> Option<Best> {
     let mut best: Option<(u32, u32, u64)> = None;
     let mut is_certain = true;
@@ -41,13 +41,13 @@ fn newest(view: &View<'_>, report: &mut Report, number: u64) -> Option<Best> {
         }
         if copy.grant >= MAX_NUMBER || copy.version > MAX_NUMBER {
             let meaning = format!("grant {} or version {} is beyond the limit of {MAX_NUMBER}", copy.grant, copy.version);
-            add_finding(report, Severity::Error, "record.limit", at, meaning, Remedy::None("none: format the pool anew"));
+            add_finding(report, Severity::Error, "record.limit", at, meaning, Remedy::None("none: format the pool again"));
         }
         match best {
             Some((grant, version, other)) if (grant, version) == (copy.grant, copy.version) => {
                 let other = other / view.geometry.records();
                 let meaning = format!("slots {other} and {slot} wrote version {version} of record {number} under one grant, {grant}");
-                let remedy = Remedy::None("none: its value cannot be told; commit it again under its lock");
+                let remedy = Remedy::None("none: its value is unknown; commit it again under its lock");
                 add_finding(report, Severity::Error, "record.two_writers", at, meaning, remedy);
                 is_certain = false;
             }

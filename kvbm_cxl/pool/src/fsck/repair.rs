@@ -16,7 +16,7 @@ const MAX_PASSES: usize = 64;
 pub struct Repaired {
     /// What the first check found.
     pub before: Report,
-    /// What is left.
+    /// The findings that remain.
     pub after: Report,
     /// Lines written.
     pub lines_written: u64,
@@ -33,7 +33,7 @@ pub fn repair(lines: &Lines, seats: &[MachineId], accept_loss: bool) -> Result<R
     let (mut report, mut lines_written) = (before.clone(), 0);
     let mut written = HashSet::new();
     for _ in 0..MAX_PASSES {
-        // What is safe comes first: with it in place, less may have to be given up.
+        // Safe repairs come first: with them in place, less may have to be given up.
         let safe = apply(lines, &report, false, &mut written)?;
         let lost = if safe == 0 && accept_loss { apply(lines, &report, true, &mut written)? } else { 0 };
         if safe + lost == 0 {

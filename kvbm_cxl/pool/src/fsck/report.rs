@@ -125,7 +125,7 @@ pub struct Finding {
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What was found, in the order of the regions checked.
+    /// The findings, in the order of the regions checked.
     pub findings: Vec<Finding>,
     /// Findings beyond [`MAX_FINDINGS`], counted by severity only.
     pub omitted: [u64; 3],

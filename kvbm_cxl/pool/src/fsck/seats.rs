@@ -10,10 +10,10 @@ use bytemuck::Zeroable;
 
 /// What every rule here ends with: two writers, or a build that does not follow the protocol.
 pub(super) const FOREIGN_WRITER: Remedy =
-    Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format anew");
+    Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format again");
 
 /// Numbers of the format only ever rise.
-pub(super) const USED_UP: Remedy = Remedy::None("none: the numbers are used up, format the pool anew");
+pub(super) const USED_UP: Remedy = Remedy::None("none: the numbers are used up, format the pool again");
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     epochs(view, report);
@@ -142,7 +142,7 @@ fn rows(view: &View<'_>, report: &mut Report) {
                     "death.unfenced",
                     at,
                     meaning,
-                    Remedy::Safe { what: "fences what is declared dead", writes },
+                    Remedy::Safe { what: "fences the incarnations that are declared dead", writes },
                 );
             } else if dead > view.highest_bound[slot as usize] && !is_binding_hidden(view, slot) {
                 let meaning = format!("slot {slot} was declared dead up to incarnation {dead}, which was never bound: it joins above it");

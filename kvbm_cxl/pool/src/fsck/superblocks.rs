@@ -14,14 +14,14 @@ pub fn check_superblocks(lines: &Lines, superblock: &Superblock, report: &mut Re
         let meaning = match fetch_superblock(&**lines.memory(), index as u64 * DEVICE_HEADER_BYTES, &device.name) {
             Ok(copy) if copy.is_copy_of(superblock) && copy.device_index() == index => continue,
             Ok(copy) if copy.uuid() != superblock.uuid() || copy.incarnation() != superblock.incarnation() => {
-                "the device was formatted anew since the pool was opened".to_owned()
+                "the device was formatted again since the pool was opened".to_owned()
             }
             Ok(_) => "the copy on this device differs from the others".to_owned(),
             Err(Error::NotAPool { reason, .. }) => reason,
             Err(error @ (Error::Poisoned { .. } | Error::DeviceLost { .. })) => error.to_string(),
             Err(other) => return Err(other),
         };
-        let remedy = Remedy::None("none: stop every host and open the pool again; format anew what is no pool any more");
+        let remedy = Remedy::None("none: stop every host and open the pool again; format again the devices that hold no pool any more");
         report.add(Finding { severity: Severity::Error, rule: "superblock.copy", place: FindingPlace::Superblock(index), meaning, remedy });
     }
     Ok(())

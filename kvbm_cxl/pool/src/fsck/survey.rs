@@ -97,7 +97,7 @@ pub struct SeatInfo {
 pub struct LockInfo {
     /// Its number.
     pub lock: LockId,
-    /// Whether the lock table says that it is allocated; `None` when that cannot be told.
+    /// Whether the lock table says that it is allocated; `None` when that is unknown.
     pub allocated: Option<bool>,
     /// Number of its last grant.
     pub grant: u32,

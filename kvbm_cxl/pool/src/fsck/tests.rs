@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 const UUID: [u8; 16] = *b"a pool to check!";
 const MACHINES: [[u8; 16]; 2] = [[1; 16], [2; 16]];
 
-/// Coherent memory: what is written is there.
+/// Coherent memory: every store is there.
 struct Ram(Mutex<Vec<u8>>);
 
 impl Ram {
@@ -296,7 +296,7 @@ fn a_repaired_vote_keeps_the_owner_of_a_seat_and_outvotes_what_was_lost() {
     lines.publish(1, owner_of_seat_1()).unwrap();
     lines.publish(1, Seat { machine: MACHINES[1], session: [8; 16], generation: 1, ..Seat::default() }).unwrap();
     assert_eq!(rules(&lines), Vec::<&str>::new());
-    // The only copy: the seat's own line is the witness, and what is written may hide a newer owner.
+    // The only copy: the seat's own line is the witness, and the repair may hide a newer owner.
     flip(&lines, Region::SeatClaim, 1, 300);
     assert!(repair(&lines, &self::seats(), false).unwrap().after.count(Severity::Error) > 0);
     repair(&lines, &self::seats(), true).unwrap();

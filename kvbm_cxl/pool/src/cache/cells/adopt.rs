@@ -3,8 +3,8 @@
 //!
 //! | seen in the line of the one claimant | may its payload still be written? | done |
 //! |---|---|---|
-//! | READY, EVICTING | no: its writer would have to pass WRITING and the fence check | stamped anew, served |
-//! | FREE | no | stamped anew, free |
+//! | READY, EVICTING | no: its writer would have to pass WRITING and the fence check | stamped again, served |
+//! | FREE | no | stamped again, free |
 //! | WRITING, RETIRING | yes, until that claimant is proven to have ended | quarantine |
 //! | anything else, or with several claimants | unknown: a late line may lie on the true one | quarantine |
 
@@ -45,7 +45,7 @@ impl CellStore {
         let Some(class) = self.host.lines().layout().cell_class(chunk) else { return Ok(()) };
         self.cells().add_chunk(chunk, class);
         if let Err(error) = self.read_cells(guard.op(), chunk, claimants, known) {
-            // The claim stays, so the sweep comes back to it. Nothing of it was told.
+            // The claim stays, so the sweep comes back to it. No event of it was emitted.
             self.cells().remove_chunk(chunk);
             return Err(error);
         }

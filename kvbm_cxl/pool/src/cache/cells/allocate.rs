@@ -163,7 +163,7 @@ impl Inner {
             if freed == 0 && !were_bad && cells.len() == had {
                 return self.ask_for_room(class);
             }
-            // What was evicted cannot be used, which is so once for each cell; or another thread was faster.
+            // The evicted cell cannot be used, which happens once for each cell; or another thread was faster.
             lost += usize::from(!were_bad);
         }
         Ok(())

@@ -124,7 +124,7 @@ impl CellStore {
         self.host.lines().fetch_many(&indexes, &mut fetched)?;
         let claims = fetched.into_iter().zip(0..).map(|(claim, slot)| match if_whole(claim)? {
             Some(claim) => Ok(Claimed::Read(claim)),
-            // Looked up behind the line: the host that was writing that had joined before.
+            // Looked up after the line: the host that was writing the line had joined before.
             None => Ok(Claimed::Unreadable(self.incarnation_of(slot)?)),
         });
         Ok(CellClaimRow { line, claims: claims.collect::<Result<_>>()? })
@@ -352,7 +352,7 @@ impl CellStore {
     ///
     /// Only such a bit may go: a bit that is cleared while no live host has the chunk would hide from a later adopter that lines of this
     /// host may lie on it (CACHE.md C22). For that reason a line that cannot be read, because a process died in the middle of it, is taken
-    /// for a claim of everything. What was not this host's is given back when others want it.
+    /// for a claim of everything. Chunks that were not this host's are given back when others want them.
     fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
         let mut judge = FenceJudge::new(&self.host);
         let incarnation = guard.op().incarnation();

@@ -2,8 +2,8 @@
 //! Eviction: by the owner of a cell alone, without a lock (CACHE.md section 6).
 //!
 //! Pin and eviction are Dekker's pair: a reader publishes its pin and then fetches the descriptor, the owner publishes EVICTING and then
-//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, with the ticks beside them: most blocks that
-//! are in use, or were used by another host lately, never become EVICTING at all.
+//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, together with their ticks: most blocks that are
+//! in use, or were used by another host lately, never become EVICTING at all.
 
 use crate::cache::cells::FoundBlock;
 use crate::cache::cells::adopt::Use;
@@ -19,8 +19,8 @@ use crate::line::if_whole;
 use crate::media::Descriptor;
 use crate::metrics::EvictionReason;
 
-/// Candidates that are looked at for room before it counts as not to be had, because those before were in use: a chain that a host has
-/// pinned for long lies at the front of the order.
+/// Candidates that are examined before room counts as unavailable, because those before were in use: a chain that a host has pinned for
+/// long lies at the front of the order.
 const LOOKED_AT: usize = 8 * BATCH;
 /// Candidates that may turn out to have been used since by other hosts before those of them go that are not pinned: each was put where
 /// it belongs, so the next request finds a better order, and none is refused while there are blocks that could go.
@@ -92,8 +92,8 @@ impl CellStore {
         (1..8).filter(|tick| seen.ticks >> tick & 1 == 1).filter_map(|tick| clock.tick_of(tick)).max()
     }
 
-    /// Publishes that blocks are about to go, and looks at their pins and this host's fences behind that; returns what is known of the
-    /// blocks, and of the pins, an error where they or the fences cannot be read.
+    /// Publishes EVICTING for the victims, and looks at their pins and this host's fences after that; returns their descriptors, and the
+    /// uses, or an error where the pins or the fences cannot be read.
     fn mark_evicting(&self, op: &Op<'_>, victims: &[Victim]) -> Result<(Vec<Descriptor>, Result<Vec<Use>>)> {
         let cells: Vec<u64> = victims.iter().map(|victim| victim.cell).collect();
         let early = if mutant!("cache.evict_scans_first") { Some(self.uses(&cells)?) } else { None };
@@ -111,7 +111,7 @@ impl CellStore {
         point!("cache.evict_scanned");
         let uses = match self.host.check_fences(op) {
             Err(fenced @ Error::Fenced { .. }) => return Err(fenced),
-            // Where that cannot be told they stay: READY of a fenced incarnation is void, and a cell that is left busy keeps its key.
+            // Where that is unknown they stay: READY of a fenced incarnation is void, and a cell that is left busy keeps its key.
             looked => looked.and(uses),
         };
         point!("cache.evict_decided");
@@ -212,19 +212,19 @@ impl Inner {
         let (truths, uses) = match self.store.mark_evicting(op, &victims) {
             Ok(marked) => marked,
             Err(error) => {
-                // They are in no list any more, unless a re-join brings some back, which is told then.
+                // They are in no list any more, unless a re-join brings some back, which emits events then.
                 self.store.tell_gone(&victims, reason);
                 return Err(error);
             }
         };
-        // What cannot be told counts as pinned.
+        // An unknown use counts as pinned.
         let in_use = Use { pinned: true, ..Use::default() };
         let (uses, failure) = match uses {
             Ok(uses) => (uses, None),
             Err(error) => (vec![in_use; victims.len()], Some(error)),
         };
         let gone: Vec<Victim> = victims.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).map(|(victim, _)| *victim).collect();
-        // Before any process can publish them anew, and tell that.
+        // Before any process can publish them again, and emit that.
         self.store.tell_gone(&gone, reason);
         for ((victim, truth), seen) in victims.iter().zip(&truths).zip(&uses) {
             let line = if seen.pinned { *truth } else { self.store.stamp(op.incarnation(), Descriptor::FREE, Descriptor::default()) };

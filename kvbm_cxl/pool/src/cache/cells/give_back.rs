@@ -58,8 +58,8 @@ impl CellStore {
         Ok(true)
     }
 
-    /// Writes every line of a chunk anew. A late line of a claimant may lie on it from before that one ended, and is taken for true where
-    /// that is the only claimant left. After an error the claim stays, and the sweep comes back to the chunk.
+    /// Rewrites every line of a chunk. A late line of a claimant may lie on it from before that one ended, and is taken for true where that
+    /// is the only claimant left. After an error the claim stays, and the sweep comes back to the chunk.
     fn stamp_free(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<()> {
         if mutant!("cache.given_back_unstamped") {
             return Ok(());
@@ -72,7 +72,7 @@ impl CellStore {
         Ok(())
     }
 
-    /// Whether a claimed chunk is to be taken over for what is in it. One in which there is nothing, and in which all claimants have ended,
+    /// Whether a claimed chunk is to be taken over for its contents. One in which there is nothing, and in which all claimants have ended,
     /// waits for a process that needs cells, as chunks without a claim do.
     pub(super) fn is_abandoned(&self, judge: &mut FenceJudge<'_>, row: &CellClaimRow, bit: usize) -> Result<bool> {
         if !self.may_adopt(judge, row, bit)? {

@@ -2,8 +2,8 @@
 //! What the processes of one host share about the cache, in ordinary coherent memory of that machine.
 //!
 //! Pins are the host's: a cell is pinned while any of its processes uses it. Each process writes down what it has pinned, so that the pins
-//! of one that died can be taken back; the counts beside the composed pin line only sum these notes up, and are made anew from them when
-//! a process died in the middle of a change. Only atomics live here; all zero is the empty state.
+//! of one that died can be taken back; the counts next to the composed pin line are only sums of these notes, and are recomputed from them
+//! when a process died in the middle of a change. Only atomics live here; all zero is the empty state.
 
 use crate::cache::policy::CYCLE_TICKS;
 use crate::error::{Error, Result};
@@ -169,7 +169,7 @@ impl LocalCells {
         }
     }
 
-    /// `count` structures of atomics, `at` bytes behind the start.
+    /// `count` structures of atomics, `at` bytes after the start.
     fn slice<T>(&self, at: usize, count: usize) -> &[T] {
         // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64 (entries
         // and owners to their size); T is one of the structures of atomics above, which are valid for any bytes.
@@ -251,7 +251,7 @@ impl LocalCells {
     pub fn disown(&self, chunk: u64, tag: u32) {
         if let Some(of) = self.uses().get(chunk as usize) {
             let without = |word: u64| (ChunkUse(word).owner() == tag).then_some(word & !u64::from(u32::MAX));
-            // Another owner is what is wanted as well.
+            // Another owner serves as well.
             let _ = of.fetch_update(Ordering::AcqRel, Ordering::Acquire, without);
         }
     }

@@ -31,7 +31,7 @@ pub(super) enum OwnedCellState {
     Busy,
     /// Holds a block that can be pulled; the eviction policy follows it.
     Ready,
-    /// A host that is not proven to have stopped may still write its payload, or has a pin on what was there.
+    /// A host that is not proven to have stopped may still write its payload, or has a pin on the block that was there.
     Quarantined,
     /// Lies in memory that this process has found to be bad. It is in no list, for as long as the process has the chunk.
     Bad,
@@ -273,7 +273,7 @@ impl Cells {
                 class.with_free.remove(&number);
                 continue;
             };
-            // As `make_busy`, which would find the chunk anew for each; one that is drained is not among these.
+            // As `make_busy`, which would look up the chunk for each; one that is drained is not among these.
             while chunk.free != 0 && out.len() < wanted {
                 let place = chunk.free.trailing_zeros();
                 chunk.free &= chunk.free - 1;

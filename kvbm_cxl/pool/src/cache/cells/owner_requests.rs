@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests to the owners of cells: only they can evict. Each host has one line to ask in; every process looks at all of them, and does
-//! for its own cells what is asked. A request is a favour: no process waits for it in the pool, and the requester looks at the effect.
+//! Requests to the owners of cells: only they can evict. Each host has one line to ask in; every process looks at all of them, and serves
+//! them for its own cells. A request is a favour: no process waits for it in the pool, and the requester looks at the effect.
 //!
 //! Requests are not acknowledged. So the next one of a host waits, in the memory of its process, until owners have had time for
 //! several rounds of their service. One that is slower misses it, and what waits goes with its process.
@@ -107,7 +107,7 @@ impl OwnerRequests {
         Ok(fetched.into_iter().map(|ask| ask.ok().filter(|ask| ask.number != 0)).collect())
     }
 
-    /// What was asked before this process came is not its business.
+    /// Requests from before this process started do not concern it.
     pub(in crate::cache) fn skip_asks(&self) -> Result<()> {
         let asks = self.asks()?;
         *self.lock_answered() = asks.iter().map(|ask| ask.map(|ask| (ask.incarnation, ask.number))).collect();
@@ -133,8 +133,8 @@ impl OwnerRequests {
 }
 
 impl Inner {
-    /// Has a request of this host published to all but this process: it does its part by itself, and may publish a block anew before
-    /// it would come to answer. It is published now, or by the upkeep where the one before has not been there for long.
+    /// Has a request of this host published to all but this process: it does its part by itself, and may publish a block again before it
+    /// would answer. It is published now, or by the upkeep where the one before has not been there for long.
     pub(in crate::cache) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
         self.requests.add(Ask { what, class, key: key.0, namespace: namespace.0, ..Ask::default() });
         self.request_next()

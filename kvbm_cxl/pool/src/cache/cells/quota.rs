@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Quotas: a namespace has so many bytes of this process's cells and no more, whichever threads publish together.
 //!
-//! What a reservation is to take is promised before it is taken, and counts from then on. Open reservations do not go to make room, blocks
-//! do: so it is the promises alone that must fit, and for what is promised blocks of the namespace are evicted.
+//! The bytes of a reservation are promised before they are taken, and count from then on. Room is made from blocks, never from open
+//! reservations: so the promises alone must fit, and blocks of the namespace are evicted for them.
 
 use crate::cache::publish::{PublishRequest, Reserved};
 use crate::cache::{Few, Inner};
@@ -71,7 +71,7 @@ impl Inner {
         Ok(Some(refused))
     }
 
-    /// Evicts blocks of a request's namespace until it is within its quota with what was promised; false where they are in use.
+    /// Evicts blocks of a request's namespace until it is within its quota, promises included; false where they are in use.
     fn make_quota(&self, request: &PublishRequest, quota: u64) -> Result<bool> {
         let excess = || self.store.cells().usage.excess(&request.namespace.0, quota);
         let mut before = excess();

@@ -32,8 +32,8 @@ pub(in crate::cache) const CHUNKS_LEARNT_PER_ROUND: usize = 256;
 const EACH_NIBBLE: u64 = 0x1111_1111_1111_1111;
 
 /// The numbers, a bit for each, that may be in lines of a host that followed up to `known`, and are to be gone before it writes that of
-/// `now`: those of the ticks between, which are a cycle old, and the next one, which is about to be. A manager that is new begins to
-/// count anew: then the numbers alone tell how far it is.
+/// `now`: those of the ticks between, which are a cycle old, and the next one, which is about to be. A new manager starts its own count:
+/// then the numbers alone tell how far it is.
 fn stale(known: u64, now: u64) -> u8 {
     let cycle = u64::from(CYCLE_TICKS);
     let passed = now.checked_sub(known).unwrap_or_else(|| (cycle + now % cycle - known % cycle) % cycle);
@@ -50,7 +50,7 @@ fn has_any(row: &PinRow, numbers: u8) -> bool {
 }
 
 impl CellStore {
-    /// Takes over when other hosts last used blocks in `limit` of this process's chunks; the next round goes on behind them.
+    /// Takes over the last uses by other hosts of the blocks in `limit` of this process's chunks; the next round continues after them.
     pub(in crate::cache) fn learn_uses(&self, limit: usize) -> Result<()> {
         let from = self.recency.learnt.load(Ordering::Relaxed);
         let chunks = self.cells().chunks_from(from, limit);
@@ -90,7 +90,7 @@ impl CellStore {
 
 impl Pins {
     /// Clears, in this host's lines, the numbers that must not be there when it goes from tick `known` to `now`; true when that is done,
-    /// else, with `limit` lines published, the next round goes on.
+    /// else, with `limit` lines published, the next round continues.
     fn clear_numbers(&self, known: u64, now: u64, limit: usize) -> Result<bool> {
         let numbers = stale(known, now);
         let mut clearing = *held(&self.clearing);
@@ -144,7 +144,7 @@ impl Pins {
 }
 
 impl Inner {
-    /// Takes over the tick that the manager's beat stands for, and with each what has become of the hosts.
+    /// Takes over the tick that the manager's beat stands for, and with each the state of the hosts.
     pub(in crate::cache) fn follow_ticks(&self) -> Result<()> {
         let beat = match self.lines().fetch::<Seat>(self.host.manager_seat().into()) {
             Ok(seat) => seat.beat,

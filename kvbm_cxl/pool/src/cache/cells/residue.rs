@@ -52,8 +52,8 @@ fn flush_stores(lines: &Lines, local: LocalMemory, slot: u16, is_gone: impl Fn(u
     Ok(())
 }
 
-/// Brings out what was stored to the cells of the chunks that `slot` claims: before it is said of another host of this machine's kernel
-/// that it has ended. Which of them were being filled only that host's own memory told, which may be gone with its container.
+/// Flushes the stores to the cells of the chunks that `slot` claims: before a line says that another host of this machine's kernel has
+/// ended. Only that host's own memory knew which of them were being filled, and it may be gone with its container.
 ///
 /// # Errors
 /// Those of the memory; then that may not be said yet.
@@ -70,7 +70,7 @@ fn flush_claimed(lines: &Lines, slot: u16) -> Result<()> {
     Ok(())
 }
 
-/// Brings out what was stored to the cells of a chunk that may have been being filled.
+/// Flushes the stores to the cells of a chunk that may have been being filled.
 pub(in crate::cache) fn flush_chunk(lines: &Lines, chunk: u64, slot: u16) -> Result<()> {
     let per_chunk = u64::from(lines.layout().geometry().cells_per_chunk);
     let cells: Vec<u64> = (chunk * per_chunk..(chunk + 1) * per_chunk).collect();

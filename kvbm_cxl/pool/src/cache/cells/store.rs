@@ -100,10 +100,10 @@ impl CellStore {
         TickClock::at(self.tick.load(Ordering::Relaxed))
     }
 
-    /// Takes over a tick as it stands in the pool; true when the clock went on.
+    /// Takes over a tick as it stands in the pool; true when the clock advanced.
     pub(super) fn observe_tick(&self, number: u8) -> bool {
         let observed = |count| Some(TickClock::at(count).observe(number));
-        // Every count has one behind it: this cannot fail.
+        // Every count has a successor: this cannot fail.
         self.tick.fetch_update(Ordering::Relaxed, Ordering::Relaxed, observed).is_ok_and(|before| before != self.clock_now())
     }
 

@@ -53,7 +53,7 @@ impl NamespaceUsage {
         self.change(namespace, |holding| holding.going += 1);
     }
 
-    /// One of its blocks that was taken out is gone, or about to be added anew.
+    /// One of its blocks that was taken out is gone, or about to be added again.
     pub fn settle(&mut self, namespace: &[u8; 16], cell_bytes: u64) {
         self.settled += 1;
         self.change(namespace, |holding| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hints of a batch (CACHE.md section 4): as far as this host has the locks of their stripes, all their home lines are fetched behind
-//! one fence, and all hints written in front of one.
+//! The hints of a batch (CACHE.md section 4): as far as this host has the locks of their stripes, all their home lines are fetched after
+//! one fence, and all hints written before one.
 //!
 //! Several locks are only held together where none of them is waited for, so that no order among them has to be kept, and a call that waits
 //! for a host that is gone keeps no other out. The others are asked for together.
@@ -55,9 +55,9 @@ impl Inner {
     /// places of those that cannot be, with their answers. A stripe that a damaged line blocks costs a list the blocks of that stripe, and
     /// is the error of a single block.
     ///
-    /// X is part of it: after WRITING is there for all hosts, before the first byte of payload, `op` is seen not to be fenced, behind the
-    /// same full fence as the first hint lines. That fence is also the one behind WRITING, so that both ways to the memory overlap; locks
-    /// are taken before, because their instructions would wait for what is written.
+    /// X is part of it: after WRITING is visible to all hosts, before the first byte of payload, `op` is seen not to be fenced, after the
+    /// same full fence as the first hint lines. That fence is also the one after WRITING, so that both round trips to the memory overlap;
+    /// locks are taken before, because their instructions would wait for the pending stores.
     pub(in crate::cache) fn announce(
         &self,
         answers: &[Reserved],
@@ -100,7 +100,7 @@ impl Inner {
                 hinted
             });
             match locked {
-                // One of the stripes cannot be had. Each of the others by itself, so that the damage costs that stripe alone.
+                // One of the stripes cannot be locked. Each of the others by itself, so that the damage costs that stripe alone.
                 Err(Error::BadLine { .. }) if is_blocked && is_list => {
                     let left = elsewhere.into_iter().zip(left).filter(|(_, is_left)| *is_left);
                     left.map(|(of_stripe, _)| of_stripe).try_for_each(|of_stripe| self.hint_unless_damaged(&mut batch, of_stripe))?;
@@ -174,7 +174,7 @@ impl Inner {
             let mut first = *line;
             let is_rewritten = written.contains(&home.first_line);
             if is_rewritten || !has_empty(&first) {
-                // Lines of this window are fetched once more: with what was written to them.
+                // Lines of this window are fetched once more, with the stores to them.
                 self.lines().fence_published();
             }
             if is_rewritten {

@@ -79,8 +79,8 @@ impl LocationCache {
     }
 }
 
-/// The keys that are looked up together, and what was found of them. Nothing of a lookup is on the heap: an allocation costs about as much
-/// as a miss.
+/// The keys that are looked up together, and their results. Nothing of a lookup is on the heap: an allocation costs about as much as a
+/// miss.
 struct Group<'a> {
     namespace: Namespace,
     keys: &'a [BlockKey],
@@ -151,7 +151,7 @@ impl Index {
         found.state == Descriptor::READY && ((found.key == key.0 && found.namespace == namespace.0) || mutant!("cache.hint_is_trusted"))
     }
 
-    /// Whether a block of the key is there, as far as can be told without pinning it.
+    /// Whether a block of the key is there, as far as a look without a pin shows.
     pub(in crate::cache) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         self.renew_fences();
         let home = self.home(namespace, key);
@@ -379,7 +379,7 @@ impl Index {
         let mut chain = Vec::with_capacity(keys.len().min(GROUP));
         self.look_up_all(namespace, keys, |found| {
             let Some(found) = found else { return false };
-            // A chain that goes on beyond its first blocks mostly goes on to its end.
+            // A chain that is there beyond its first blocks is mostly there to its end.
             if chain.len() == chain.capacity() {
                 chain.reserve(keys.len() - chain.len());
             }

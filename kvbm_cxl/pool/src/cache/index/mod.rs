@@ -181,7 +181,7 @@ impl Index {
     /// The window of a key up to the line with the first empty place; a line that does not verify is four tombs. `first` is its first line,
     /// as just fetched.
     ///
-    /// Behind an empty place there is no hint of the key: it would have got that place, and a place becomes empty only in front of another
+    /// After an empty place there is no hint of the key: it would have got that place, and a place becomes empty only in front of another
     /// empty one. Mostly the home line has one.
     fn window_from(&self, home: &Home, first: HintLine, window: &mut Window) -> Result<()> {
         window.clear();
@@ -408,12 +408,12 @@ pub(super) fn or_tombs(line: Option<HintLine>) -> HintLine {
     })
 }
 
-/// Turns the tomb at `from`, and those right before it, into empty places if the place behind it is empty; a probe that would have gone
-/// on to that place ends there anyway. Returns the steps of the lines that changed, the tomb's own among them.
+/// Turns the tomb at `from`, and those right before it, into empty places if the place after it is empty; a probe that would have continued
+/// to that place ends there anyway. Returns the steps of the lines that changed, the tomb's own among them.
 fn sweep_tombs(window: &mut [HintLine], from: HintPosition) -> std::ops::Range<usize> {
     let at = |index: usize| (index / HINTS_PER_LINE, index % HINTS_PER_LINE);
     let last = from.0 * HINTS_PER_LINE + from.1;
-    // What comes behind the window is not known, so the last place of it stays.
+    // The place after the window is not known, so the last place of it stays.
     let is_empty_behind = last + 1 < window.len() * HINTS_PER_LINE && window[at(last + 1).0].get(at(last + 1).1) == Hint::Empty;
     let mut first_step = from.0;
     if is_empty_behind {

@@ -2,7 +2,7 @@
 //! Whether a block that is not there is on its way, for readers that would rather wait for it than do without.
 //!
 //! A reservation is in the table before its first byte is written, so that a reader can tell a block that is being written from one that
-//! never was. What it is told is advice, as that of a lookup: no byte is read for it, and a block that comes is pulled as any other.
+//! never was. The answer is advice, as that of a lookup: no byte is read for it, and a block that comes is pulled as any other.
 
 use crate::cache::index::Index;
 use crate::cache::{BlockKey, Cache, Namespace};
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::fault::mutant;
 use crate::media::Descriptor;
 
-/// What can be told of a block without pinning it.
+/// The state of a block, as a look without a pin shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// There is none, or it is about to go.
@@ -43,9 +43,9 @@ impl Index {
 }
 
 impl Cache {
-    /// What can be told of several blocks: there, on their way, or neither; one answer for each key, in order. A block of a host that dies
-    /// in the middle of writing it is absent once that host is fenced; one of a process that dies, once another process of its host has
-    /// given its cell up.
+    /// The states of several blocks: there, on their way, or neither; one answer for each key, in order. A block of a host that dies in the
+    /// middle of writing it is absent once that host is fenced; one of a process that dies, once another process of its host has given its
+    /// cell up.
     ///
     /// # Errors
     /// Those of the memory.

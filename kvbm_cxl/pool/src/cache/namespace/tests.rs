@@ -188,8 +188,8 @@ proptest! {
     }
 }
 
-/// What is stored in pools of today is found by programs of tomorrow: these values never change. They were computed by another program
-/// from the description of the encoding.
+/// Programs of tomorrow find the blocks in pools of today: these values never change. They were computed by another program from the
+/// description of the encoding.
 #[test]
 fn golden_values_pin_the_format() {
     assert_eq!(llama().namespace().to_string(), "bbd88656dfca65aac68a5a28a93a69e3");

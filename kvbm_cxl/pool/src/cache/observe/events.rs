@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens to the blocks of this process's cache, told to the listeners in this process.
+//! Events of the blocks of this process's cache, for the listeners in this process.
 //!
-//! Each subscriber has a bounded queue of its own. One that is too slow loses the oldest events and is told how many: it then takes a new
+//! Each subscriber has a bounded queue of its own. One that is too slow loses the oldest events and learns how many: it then takes a new
 //! snapshot of the cache. Telling never waits for a subscriber, and costs one load while there is no listener.
 //!
 //! A listener that mirrors the cache subscribes first and takes its snapshot afterwards. For that to miss nothing, an event is emitted
-//! behind its change, in or after the critical section in which a snapshot would see it. For the order to be right as well, "stored" is
-//! emitted in that section, before any thread can take the block out, and "gone" before any can publish its key anew. Events are numbered
+//! after its change, in or after the critical section in which a snapshot would see it. For the order to be right as well, "stored" is
+//! emitted in that section, before any thread can take the block out, and "gone" before any can publish its key again. Events are numbered
 //! while there is a listener; a gap in the numbers is always announced by [`Received::Lagged`].
 
 use crate::background::held;
@@ -25,7 +25,7 @@ pub const DEFAULT_QUEUED_EVENTS: usize = 1 << 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A block can be pulled by every host from now on: this process has published it, or has become its owner because the one before is
-    /// gone, who may be told to have stored it by the events of another process.
+    /// gone. The events of another process may have reported the store.
     Stored {
         /// Its key.
         key: BlockKey,
@@ -221,7 +221,7 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// What is waiting, without waiting for it.
+    /// The next event or gap, without waiting for one.
     ///
     /// # Errors
     /// [`RecvError`].
@@ -229,12 +229,12 @@ impl Subscriber {
         held(&self.queue.state).take()
     }
 
-    /// What is waiting, or comes within `timeout`. It sleeps on the machine's own clock and so is not for simulated hosts.
+    /// The next event or gap, waited for at most `timeout`. It sleeps on the machine's own clock and so is not for simulated hosts.
     ///
     /// # Errors
     /// [`RecvError`].
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Received, RecvError> {
-        // A time too far away to be told is waited for in steps.
+        // A time too far away for the clock is waited for in steps.
         let deadline = Instant::now().checked_add(timeout);
         let mut state = held(&self.queue.state);
         loop {

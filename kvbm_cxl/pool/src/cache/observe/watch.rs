@@ -2,7 +2,7 @@
 //! Which blocks of a namespace are in the pool, of any publisher, told as changes: for those who tell others, such as routers.
 //!
 //! Events ([`super::events`]) are of one process's own blocks. Of all hosts' blocks there is no stream, but their descriptors can be
-//! read: a look reads those of the cells in use, and compares. What came and went between two looks is not told.
+//! read: a look reads those of the cells in use, and compares. A block that came and went between two looks is not reported.
 
 use crate::cache::survey::{CacheView, Listed};
 use crate::cache::{BlockKey, Cache, Namespace};
@@ -71,7 +71,7 @@ fn blocks_in(view: &CacheView, namespace: Namespace, classes: &[usize]) -> Resul
 }
 
 impl Watch {
-    /// What has changed since the last look; at the first one everything is new.
+    /// The changes since the last look; at the first one everything is new.
     ///
     /// # Errors
     /// Those of the memory; then the next look tells what this one would have.

@@ -20,7 +20,7 @@ pub(super) enum ListState {
     Recalled,
 }
 
-/// What is known of a cell. The order of the fields keeps it at 16 bytes beside `extra`.
+/// The state of a cell. The order of the fields keeps it at 16 bytes plus `extra`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<X> {
     pub older: u32,
@@ -128,7 +128,7 @@ impl<X: Copy + Default> Cells<X> {
         }
     }
 
-    /// Puts a cell between two neighbours of a list; [`NONE`] is what lies beyond either end.
+    /// Puts a cell between two neighbours of a list; [`NONE`] is the neighbour at either end.
     fn link(&mut self, list: &mut List, cell: u32, older: u32, younger: u32) {
         if let Some(node) = self.get_mut(cell) {
             (node.older, node.younger) = (older, younger);
@@ -162,7 +162,7 @@ impl<X: Copy + Default> Cells<X> {
         Some(cell)
     }
 
-    /// Puts all of `other` behind the young end, in its order, and leaves it empty.
+    /// Appends all of `other` at the young end, in its order, and leaves it empty.
     pub fn append(&mut self, list: &mut List, other: &mut List) {
         if other.len == 0 {
             return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which cached block goes first when room is needed: eviction order behind one trait, in the owner's own memory.
+//! Which cached block goes first when room is needed: one trait for the eviction orders, in the owner's own memory.
 //!
 //! A policy follows the READY cells that one process owns. It never touches the pool: what it holds can be lost and is rebuilt from the
 //! descriptors, and a wrong order costs hits, never right bytes.
@@ -36,7 +36,7 @@
 //! ```
 //!
 //! A candidate is out of the order until it is settled: no second caller gets it. Every [`Verdict::Younger`] raises what the policy knows
-//! of the cell, and ticks end at the present one, so an evictor that goes on asking comes to an end.
+//! of the cell, and ticks end at the present one, so an evictor that keeps asking ends.
 
 mod cells;
 mod leaf_first;
@@ -70,7 +70,7 @@ pub struct Entry {
 pub enum QueueEnd {
     /// As just used.
     Young,
-    /// As never used: what was adopted from another host, or found after a restart. It goes first unless some host has used it lately.
+    /// As never used: a block adopted from another host, or found after a restart. It goes first unless some host has used it lately.
     Old,
 }
 

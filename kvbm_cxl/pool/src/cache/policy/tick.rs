@@ -11,7 +11,7 @@ pub struct TickClock {
 }
 
 impl Default for TickClock {
-    /// Starts after one full cycle, so that whatever has no tick is older than what has one.
+    /// Starts after one full cycle, so that a cell without a tick is older than one with a tick.
     fn default() -> Self {
         TickClock { now: CYCLE_TICKS }
     }
@@ -43,7 +43,7 @@ impl TickClock {
         self.now
     }
 
-    /// The count at which a host wrote this number into its pin line; `None` for 0, which means never, and for what is no tick.
+    /// The count at which a host wrote this number into its pin line; `None` for 0, which means never, and for a number that is no tick.
     ///
     /// A number that its host has not cleared in time looks up to six ticks younger than it is.
     pub fn tick_of(&self, cyclic: u8) -> Option<u32> {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Age of X, the look at the own fence in front of the payload, from which on a commit looks once more, in nanoseconds. READY of a fenced
-/// incarnation is void: that look only saves the caller from believing what no other host does, and soon behind X it tells nothing new.
+/// incarnation is void: that look only saves the caller from believing what no other host does, and soon after X it tells nothing new.
 const RECENT_NS: u64 = 1_000_000;
 
 /// A block to be published.
@@ -103,8 +103,8 @@ impl Inner {
         self.geometry().cells.iter().position(|class| class.chunks > 0 && class.cell_bytes >= len_bytes && len_bytes <= u64::from(u32::MAX))
     }
 
-    /// A reservation of a cell that is this operation's, for a block, stamped anew, with what was promised of its namespace's quota. It is
-    /// not announced yet.
+    /// A reservation of a cell that is this operation's, for a block, with a new stamp and the promised part of its namespace's quota. It
+    /// is not announced yet.
     pub(super) fn begin(
         self: &Arc<Self>,
         request: &PublishRequest,
@@ -155,7 +155,7 @@ impl Inner {
         let is_old = reservations.iter().any(|reservation| now_ns.saturating_sub(reservation.since_ns) > RECENT_NS);
         let looked = if is_old { self.host.inner.check_fences(incarnation) } else { Ok(()) };
         if let Err(fenced @ Error::Fenced { .. }) = looked {
-            // What the cells are is read anew after the re-join.
+            // The state of the cells is read again after the re-join.
             reservations.iter_mut().for_each(|reservation| reservation.open = false);
             return Err(fenced);
         }
@@ -180,13 +180,13 @@ impl Inner {
         }
         self.metrics.publish_bytes_total.add(bytes);
         self.metrics.publish_total.add(reservations.len() as u64);
-        // Where a fence could not be told they are READY all the same, and this process's to evict.
+        // Where a fence could not be read they are READY all the same, and this process's to evict.
         looked
     }
 
     /// Gives a reserved cell up. Every writer of it has stopped.
     pub(super) fn abort(&self, reservation: &Reservation) -> Result<()> {
-        // Where that cannot be told: FREE of a fenced incarnation is void, and a cell that stays reserved keeps its key for ever.
+        // Where that is unknown: FREE of a fenced incarnation is void, and a cell that stays reserved keeps its key for ever.
         if let Err(fenced @ Error::Fenced { .. }) = self.host.inner.check_fences(reservation.incarnation) {
             return Err(fenced);
         }

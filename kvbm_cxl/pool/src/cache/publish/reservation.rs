@@ -28,7 +28,7 @@ pub struct Reservation {
     pub(in crate::cache) checksum: Option<u64>,
     /// What its namespace was promised of its quota for it.
     pub(in crate::cache) promised_bytes: u64,
-    /// A caller was told where it is mapped, and may have stored there what is still in this machine's caches.
+    /// A caller has its mapped address, and may have made stores there that are still in this machine's caches.
     pub(in crate::cache) is_in_place: AtomicBool,
     pub(in crate::cache) open: bool,
 }
@@ -58,8 +58,8 @@ impl Reservation {
         Namespace(self.descriptor.namespace)
     }
 
-    /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. The commit flushes what was
-    /// stored here, and so does whatever gives the reservation up, unless it was filled as a whole since; a device that writes past this
+    /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. The commit flushes the stores
+    /// here, and so does every path that gives the reservation up, unless it was filled as a whole since; a device that writes past this
     /// host's caches needs neither.
     pub fn address(&self) -> Option<NonNull<u8>> {
         self.is_in_place.store(true, Ordering::Relaxed);
@@ -115,7 +115,7 @@ impl Reservation {
         }
     }
 
-    /// Fills whole blocks of one cache from one list each, with one store fence behind all of them.
+    /// Fills whole blocks of one cache from one list each, with one store fence after all of them.
     pub(in crate::cache) fn fill_each(reservations: &mut [Reservation], lists: &[WriteList<'_>]) -> Result<()> {
         let Some(inner) = reservations.first().map(|first| first.inner.clone()) else { return Ok(()) };
         for (reservation, list) in reservations.iter().zip(lists) {
@@ -184,7 +184,7 @@ impl Reservation {
         self.cell / u64::from(self.inner.geometry().cells_per_chunk)
     }
 
-    /// What listeners are told of it once it is committed.
+    /// The event that listeners get once it is committed.
     pub(in crate::cache) fn stored_event(&self) -> Change {
         Change::Stored {
             key: self.key(),
@@ -205,7 +205,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.open {
-            // Fenced: the cell is read anew after the re-join. A device that is gone: with the pool.
+            // Fenced: the cell is read again after the re-join. A device that is gone: with the pool.
             let _ = self.inner.clone().abort(self);
         }
         if self.promised_bytes > 0 {

@@ -75,7 +75,7 @@ impl Copier {
         self.engine.publish_each(&**self.host.lines().memory(), lists, checksum)
     }
 
-    /// What is computed of the payload of blocks that are filled in one go.
+    /// The checksum that is computed of the payload of blocks that are filled in one go.
     pub fn payload_checksum(&self) -> Checksum {
         if self.checksums { Checksum::Xxh3 } else { Checksum::Off }
     }

@@ -20,7 +20,7 @@ pub(in crate::cache) struct Fences {
 }
 
 impl Fences {
-    /// Whether an incarnation is fenced; `None` where that cannot be told.
+    /// Whether an incarnation is fenced; `None` where that is unknown.
     pub fn of(&self, slot: u16, incarnation: u32) -> Option<bool> {
         let slot = usize::from(slot);
         let (group, place) = (slot / SLOTS_PER_FENCE, slot % SLOTS_PER_FENCE);
@@ -136,7 +136,7 @@ impl FenceView {
     }
 }
 
-/// The void rule (CACHE.md D2), given whether the owner is fenced: what cannot be told is void.
+/// The void rule (CACHE.md D2), given whether the owner is fenced: unknown is void.
 pub fn is_void(fenced: Option<bool>) -> bool {
     fenced != Some(false) && !mutant!("cache.no_void_rule")
 }

@@ -16,7 +16,7 @@ use crate::metrics::MissReason;
 use fences::is_void;
 use std::sync::Arc;
 
-/// Tries of a pull whose block changed under it: it may have been stamped anew by its next owner, which is no reason for a miss.
+/// Tries of a pull whose block changed under it: its next owner may have stamped it again, which is no reason for a miss.
 const TRIES: usize = 3;
 
 /// What became of a pull.
@@ -34,7 +34,7 @@ pub enum Pulled {
 impl Inner {
     /// Pins the block of a key; an error of the caller's or the host's is an error, everything else a miss.
     pub(super) fn pin_block(self: &Arc<Self>, namespace: Namespace, key: BlockKey) -> Result<std::result::Result<Pinned, MissReason>> {
-        // Where this process met it last it mostly still is: the look behind the pin tells, and saves the one before it.
+        // A block is mostly still where this process met it last: the look after the pin shows that, and saves the one before it.
         if let Some(cell) = self.index.locations.get(&self.index.home(namespace, key))
             && let Ok(pinned) = self.confirm_cell(namespace, key, cell, self.host.slot())?
         {

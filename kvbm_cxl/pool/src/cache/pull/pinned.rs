@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A block that stays: its cell is neither freed nor written until this is dropped, as long as this host is not fenced.
 ///
-/// Bytes are right only after [`Pinned::is_unchanged`] said so behind their use; the methods that copy do that themselves.
+/// Bytes are right only if [`Pinned::is_unchanged`] says so after their use; the methods that copy do that themselves.
 pub struct Pinned {
     pub(in crate::cache) inner: Arc<Inner>,
     pub(in crate::cache) cell: u64,
@@ -79,7 +79,7 @@ impl Pinned {
         self.inner.lines().memory().address(self.offset, self.len_bytes())
     }
 
-    /// Drops what this host's caches hold of the block, so that what is read next comes from the memory.
+    /// Drops the block's lines from this host's caches, so that the next read comes from the memory.
     pub fn invalidate(&self) -> Result<()> {
         let memory = self.inner.lines().memory();
         memory.flush_range(self.offset, self.len_bytes())?;
@@ -87,7 +87,7 @@ impl Pinned {
         Ok(())
     }
 
-    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right.
+    /// Whether the block is unchanged since it was pinned. Ask after every use in place: only a yes makes the bytes that were read right.
     pub fn is_unchanged(&self) -> Result<bool> {
         self.inner.lines().memory().fence_loads();
         Ok(self.inner.copier.verify_unchanged(&[self])?.iter().all(Option::is_none))

@@ -38,7 +38,7 @@ impl PinTable {
         self.entries.keys().copied().collect()
     }
 
-    /// Notes `change` pins more of a cell; returns what is to be written where, or `None` when there is no room for another cell.
+    /// Notes `change` pins more of a cell; returns the entry and the word to write there, or `None` when there is no room for another cell.
     fn add(&mut self, cell: u64, change: i32, limit: usize) -> Option<(usize, u64)> {
         let (entry, count) = match self.entries.get(&cell) {
             Some(&found) => found,
@@ -116,7 +116,7 @@ impl Pins {
         if cell >= limit_bytes { Err(beyond()) } else { Ok((self.local.rows().get(number as usize).ok_or_else(beyond)?, number)) }
     }
 
-    /// Runs `work` with the row's mutex; counts that a dead process left half changed are made anew before.
+    /// Runs `work` with the row's mutex; counts that a dead process left half changed are recomputed before.
     pub(in crate::cache) fn with_row<T>(&self, cell: u64, work: impl FnOnce(&PinRow, u64) -> Result<T>) -> Result<T> {
         let (row, number) = self.row(cell)?;
         let repair = || {
@@ -238,7 +238,7 @@ impl Pins {
                 point!("cache.unpin_counted");
                 match &op {
                     Ok(op) if changed => self.publish_row(row, number, op.incarnation()),
-                    // Fenced: the line is void, and the first pin under the next incarnation publishes it anew.
+                    // Fenced: the line is void, and the first pin under the next incarnation publishes it again.
                     _ => Ok(()),
                 }
             });
@@ -293,7 +293,7 @@ impl Pins {
                 if self.local.notes_tag(index) == tag {
                     let _ = entry.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
                 }
-                // The counts are made anew: it does not matter who else does the same.
+                // The counts are recomputed: it does not matter who else does the same.
                 self.recount(row, number);
                 self.publish_row(row, number, op.incarnation())
             })?;

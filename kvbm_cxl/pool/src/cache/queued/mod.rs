@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks on their way between a GPU and the pool beside their caller, in the order of a stream of the caller's (docs/internals/gpu.md).
+//! Asynchronous copies of blocks between a GPU and the pool, in the order of a stream of the caller's (docs/internals/gpu.md).
 //!
 //! [`Cache::queue_publish`] and [`Cache::queue_pull`] return once the GPU has been given the copies. When these have ended, the upkeep
-//! ([`Cache::serve`], [`Cache::service_round`]) goes on, or a caller that asks for the end. A block that is published is committed then,
-//! and not before; one that is pulled is looked at again then, as every pull is.
+//! ([`Cache::serve`], [`Cache::service_round`]) continues the request, or a caller that asks for the end does. A block that is published is
+//! committed then, and not before; one that is pulled is looked at again then, as every pull is.
 
 mod start;
 mod watcher;
@@ -79,7 +79,7 @@ impl Queued {
         Queued { flight: Arc::new(Flight::new(FlightState::Ended(answers.into()))) }
     }
 
-    /// The answers, one for each block in its order, once all copies have ended; goes on with them without waiting.
+    /// The answers, one for each block in its order, once all copies have ended; continues them without waiting.
     ///
     /// Of a publish: [`Answer::Done`], [`Answer::Exists`], [`Answer::Refused`]; of a pull: [`Answer::Done`], [`Answer::Missed`]. Of both
     /// [`Answer::Failed`], and [`Answer::Dropped`] where the cache was closed before. Only after `Done` is what a pull's memory held right,
@@ -103,8 +103,8 @@ impl Queued {
         }
     }
 
-    /// Has a stream (`CUstream`) come after the copies: what it is given from here on finds them made. So a caller may have the memory of
-    /// a publish written anew before the copies have ended.
+    /// Orders a stream (`CUstream`) after the copies: its later work finds them made. So a caller may let the stream overwrite the memory
+    /// of a publish before the copies have ended.
     ///
     /// # Safety
     /// The stream is there.
@@ -232,7 +232,7 @@ fn look_again(pinned: Vec<Pinned>, outcomes: Vec<Outcome>, are_checked: bool, be
 }
 
 impl Flights {
-    /// Goes on with all that have not ended, and says whether there are any.
+    /// Continues all that have not ended, and says whether there are any.
     pub(super) fn advance(&self) -> bool {
         let all = held(&self.under_way).clone();
         let ended: Vec<Arc<Flight>> = all.into_iter().filter(|flight| flight.advance().is_some()).collect();

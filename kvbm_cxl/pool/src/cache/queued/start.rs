@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl Cache {
-    /// Publishes blocks of a GPU beside the caller, behind what `on` names: cells are reserved, the GPU is given the copies, and this
+    /// Publishes blocks of a GPU asynchronously, after the work that `on` names: cells are reserved, the GPU is given the copies, and this
     /// returns. The blocks are committed once the copies have ended. `pieces` gets the place of a request and says what its block consists
     /// of. Where a CPU has a part in the copies (the pool is not registered, or checksums are on and no kernel takes them), this waits for
     /// all of it.
@@ -73,10 +73,10 @@ impl Cache {
         Ok(self.look_after(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
-    /// Pulls blocks into memory of a GPU beside the caller, behind what `on` names: blocks are pinned, the GPU is given the copies, and
-    /// this returns. Where `on` names a stream, what that is given from here on comes after the copies, so that the caller may give it work
-    /// with the blocks at once. That work finds the right bytes **if** the answer turns out to be [`Answer::Done`]: a block that was taken
-    /// from under the copy, or whose checksum does not match, is a miss that is known only behind the copies, and the work has read
+    /// Pulls blocks into memory of a GPU asynchronously, after the work that `on` names: blocks are pinned, the GPU is given the copies,
+    /// and this returns. Where `on` names a stream, what that is given from here on comes after the copies, so that the caller may give it
+    /// work with the blocks at once. That work finds the right bytes **if** the answer turns out to be [`Answer::Done`]: a block that was
+    /// taken from under the copy, or whose checksum does not match, is a miss that is known only after the copies, and the work has read
     /// whatever was there. So nothing of such work counts before the answer is known.
     ///
     /// `pieces` gets the place of a key and the length of its block, and says where the block goes; pieces that are not as long as the
@@ -84,7 +84,7 @@ impl Cache {
     /// [`Cache::queue_publish`].
     ///
     /// # Safety
-    /// Each range is memory of that GPU, is named once, and is used by no other than work behind the copies on that stream, from what `on`
+    /// Each range is memory of that GPU, is named once, and is used by no other than work after the copies on that stream, from what `on`
     /// names on and until the answer is known. The stream or event that `on` names is there. After an answer of [`Error::Timeout`] this
     /// holds until [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
@@ -131,7 +131,7 @@ impl Cache {
             match unsafe { room.pull(&pulls.lists, kind, held) } {
                 Ok(Some(copy)) => parts.push(Part { copy, places: pulls.places, blocks: Blocks::Pulled(pulls.blocks, is_checked) }),
                 Ok(None) => self.pull_waiting(&mut pulls, &mut answers),
-                // What was started before goes on, so this is an answer.
+                // Copies that were started before continue, so this is an answer.
                 Err(error) => pulls.fail(error, &mut answers),
             }
         }
@@ -202,7 +202,7 @@ impl Inner {
         loop {
             match self.copier.engine.queue_room(device, len_bytes) {
                 Err(Error::Full { .. }) if Instant::now() < deadline => {
-                    // Whether or not a thread looks after what has the room.
+                    // Whether or not a thread watches the copies that have the room.
                     self.flights.advance();
                     std::thread::sleep(PAUSES[1]);
                 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that looks after what is queued. A process that queues nothing has none.
+//! The thread that watches queued copies. A process that queues nothing has none.
 
 use super::{Flight, PAUSES, Queued};
 use crate::background::{Background, held};
@@ -13,7 +13,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
 pub(super) enum Watcher {
-    /// The upkeep does not run: a caller of [`Cache::service_round`], or one that asks for the end, goes on with what is queued.
+    /// The upkeep does not run: a caller of [`Cache::service_round`], or one that asks for the end, continues the queued copies.
     #[default]
     Off,
     /// It starts with the first that is queued, on these CPUs.

@@ -29,7 +29,7 @@ pub enum OwnerStatus {
     Fenced,
     /// Fenced, and every operation of it has ended.
     Over,
-    /// It cannot have been: no such slot, or the slot never had this incarnation.
+    /// It cannot have existed: no such slot, or no such incarnation of the slot so far.
     Never,
     /// The lines that would tell do not verify.
     Unknown,
@@ -110,7 +110,7 @@ impl Hosts {
         self.slots.get(usize::from(slot)).is_none_or(|slot| slot.is_fence_hidden)
     }
 
-    /// The void rule (CACHE.md D2): what cannot be told is void.
+    /// The void rule (CACHE.md D2): unknown is void.
     pub fn is_void(&self, Claimant { slot, incarnation }: Claimant) -> bool {
         self.slots.get(usize::from(slot)).is_none_or(|slot| slot.is_fence_hidden || slot.fenced >= incarnation)
     }

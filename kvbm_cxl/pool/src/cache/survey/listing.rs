@@ -51,7 +51,7 @@ impl CacheView {
         }
     }
 
-    /// Whether a slot claims a chunk, or that cannot be told.
+    /// Whether a slot claims a chunk, or that this is unknown.
     fn may_be_claimed(&self, chunk: u64) -> bool {
         let lines = self.geometry().cell_claim_lines();
         let (line, bit) = (chunk / CHUNKS_PER_CELL_CLAIM as u64, (chunk % CHUNKS_PER_CELL_CLAIM as u64) as usize);

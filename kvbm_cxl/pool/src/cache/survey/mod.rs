@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is in the cache of a pool, for tools: read from its lines alone, without a host, and without writing a byte.
+//! The contents of the cache of a pool, for tools: read from its lines alone, without a host, and without writing a byte.
 //!
 //! Nothing here is a snapshot. Hosts that use the pool change it while one looks, so two lines may tell of different moments. Anything may
 //! stand in the memory: every line is verified, every number in it checked before it is used, and all work is bounded by the layout.
@@ -90,7 +90,7 @@ pub struct CellInfo {
     pub descriptor: Descriptor,
     /// How the incarnation stands that wrote the descriptor.
     pub standing: OwnerStatus,
-    /// It is fenced, or that cannot be told: a pull takes the descriptor for void.
+    /// It is fenced, or that is unknown: a pull takes the descriptor for void.
     pub is_void: bool,
     /// Slots whose hosts have it pinned. A pin line that does not verify counts as a pin while its slot may be in use.
     pub pinned_by: Vec<u16>,

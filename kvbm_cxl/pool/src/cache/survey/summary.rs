@@ -106,7 +106,7 @@ pub struct HintInfo {
     pub places: u64,
     /// Places that name a cell.
     pub used: u64,
-    /// Places that were used once and make probes go on.
+    /// Places that were used once and make probes continue.
     pub tombs: u64,
     /// Hints whose cell holds no block of their fingerprint; the next insert that needs the place takes it.
     pub stale: u64,

@@ -290,7 +290,7 @@ fn the_summary_counts_states_owners_chunks_hints_and_who_is_waited_for() {
     assert_eq!(summary.waiting_bytes, (per_chunk - 1) * 4096);
     bench.end(0);
     assert!(bench.view().summary(false).unwrap().waits.is_empty());
-    // Two hosts that are there with one chunk: cannot be, and is told.
+    // Two hosts that are there with one chunk: impossible, and reported.
     bench.lines().publish(0, FenceLine::default()).unwrap();
     bench.lines().publish(0, Identity { acknowledged: 0, ..bench.lines().fetch::<Identity>(0).unwrap() }).unwrap();
     assert_eq!(bench.view().summary(false).unwrap().chunks.contested, 1);

@@ -17,7 +17,7 @@ pub enum Verdict {
     Hit,
     /// The block is complete and its hint is gone: its owner's scrub puts it back.
     NoHint,
-    /// The hint stands behind an empty place, where every probe ends.
+    /// The hint stands after an empty place, where every probe ends.
     BehindTheEnd,
     /// The hint names a cell that the pool does not have.
     NoSuchCell,
@@ -37,7 +37,7 @@ pub enum Verdict {
     OtherNamespace,
     /// The owner's incarnation is fenced: what it published is void until its chunk is adopted.
     FencedOwner {
-        /// A host that is there claims the chunk, so that the block is about to be stamped anew or is in quarantine.
+        /// A host that is there claims the chunk, so that the block is about to be stamped again or is in quarantine.
         is_claimed: bool,
     },
     /// The fences cannot be read: everything is void.
@@ -68,7 +68,7 @@ impl Verdict {
         }
     }
 
-    /// How much it tells: what is nearest to a hit says most about why there is none.
+    /// How much it tells: the verdict nearest to a hit says most about why there is none.
     fn rank(self) -> u32 {
         match self {
             Verdict::Hit => 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The recorder: what stands in the file, bounds, a disk that is full, ids.
+//! The recorder: the contents of the file, bounds, a disk that is full, ids.
 
 use super::*;
 use std::time::Instant;
@@ -104,7 +104,7 @@ fn a_file_ends_where_it_may_not_be_longer() {
     for number in 0..100 {
         recorder.asked(MODEL, &keys(number, 3), 192, 0);
     }
-    // A short one behind those that did not fit would make a hole.
+    // A short one after those that did not fit would make a hole.
     settled(&recorder, 100);
     recorder.asked(MODEL, &[], 1, 0);
     let counts = settled(&recorder, 101);
@@ -136,7 +136,7 @@ fn a_disk_that_is_full_costs_entries_and_no_caller_waits() {
     let error = writer.write(&[entry(), entry()]).unwrap_err().to_string();
     assert!(error.contains("No space left") && error.contains(&path.display().to_string()), "{error}");
     assert_eq!(recorder.counts(), TraceCounts { written: 0, dropped: 0, failed: 2 });
-    // And by the thread: what it cannot write is recorded as failed, logged, and the recorder goes on.
+    // And by the thread: entries that it cannot write are recorded as failed and logged, and the recorder continues.
     let queue = Arc::<Mutex<Queue>>::default();
     held(&queue).entries.push(entry());
     let mut round = Round { writer, queue, failed_rounds: recorder.failed_rounds.clone() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that tells a device what is wanted next.
+//! The thread that sends a device its hints.
 
 use super::Pages;
 use crate::background::{Background, held};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Lines that are flushed with one fence and then asked for: about as many as a processor waits for at a time.
 const TOGETHER: usize = 16;
-/// Lists that wait to be told of. A thread that falls so far behind is of no use to those that come later.
+/// Lists that wait for their hints. A thread that lags so far is of no use to those that come later.
 const MAX_WAITING: usize = 256;
 
 /// The lists of one call of an engine.
@@ -73,12 +73,12 @@ impl CopyCall {
         }
     }
 
-    /// The copy of a list, the next in their order, has ended; what of it is still waiting to be told is not any more.
+    /// The copy of a list, the next in their order, has ended; its pages that still wait for a hint get none.
     pub(super) fn end_list(&self, list: usize, is_copied: bool) {
         let Pages { used, wasted, .. } = &*self.pages;
         self.settle(list, if is_copied { used } else { wasted });
         self.ended.store(list + 1, Release);
-        // What was given between the two.
+        // Pages that were added between the two.
         self.settle(list, wasted);
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Of how many blocks a device is told ahead: as few as hide its flash, none where there is none.
+//! How many blocks a device gets hints for: as few as hide its flash, none where it has no flash.
 //!
-//! Copies that take much longer than their bytes do at best have waited for pages: a few of them, and the device is told of twice as many
-//! blocks. A long time without one, and it is told of half as many. Where telling of the most does not make copies shorter than telling of
-//! none did, what they wait for is something else, such as a processor: then it is told of none for a while, each time a longer one.
+//! Copies that take much longer than their bytes do at best have waited for pages: after a few of them, twice as many blocks get hints.
+//! After a long time without one, half as many do. Where the most hints do not make copies shorter than none did, the copies wait for
+//! something else, such as a processor: then no block gets hints for a while, each time a longer one.
 
 use crate::copy::config::{MAX_BLOCKS_AHEAD, ReadAhead};
 
@@ -13,18 +13,18 @@ const MAX_HIT_NS: f64 = 1_000.0;
 const WAIT_NS: f64 = 10_000.0;
 /// Most nanoseconds for a page that count: the slowest flash. What takes longer waited for something else.
 const MAX_PAGE_NS: f64 = 250_000.0;
-/// Copies that wait, before more blocks are told of.
+/// Copies that wait, before more blocks get hints.
 const WAITED: usize = 3;
-/// Copies without a wait, before fewer blocks are told of: at first, and at most.
+/// Copies without a wait, before fewer blocks get hints: at first, and at most.
 const CALM: [usize; 2] = [64, 8192];
 /// Copies at the most blocks that wait all the same, before it is asked whether telling helps.
 const TRIED: usize = 128;
 /// The part of the time without hints that copies with hints must take less than, to be worth it.
 const HELPED: f64 = 0.9;
-/// Copies for which nothing is told of, after that was of no help: at first, and at most.
+/// Copies without hints, after hints were of no help: at first, and at most.
 const HELD_BACK: [usize; 2] = [1024, 1 << 20];
 
-/// How many blocks, and what is known of the copies so far.
+/// How many blocks, and the measurements of the copies so far.
 #[derive(Debug)]
 pub(super) struct Depth {
     blocks: usize,

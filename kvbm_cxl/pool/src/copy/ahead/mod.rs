@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Read-ahead by hint, for devices that keep most of their pages in flash behind a little memory (CXL-SSD): who copies a list of blocks
-//! knows which ones come next, and tells the device before it comes to them.
+//! Read-ahead by hint, for devices that keep most of their pages in flash, with a small memory as their cache (CXL-SSD): who copies a list
+//! of blocks knows which ones come next, and tells the device before it comes to them.
 //!
 //! A hint is a prefetch of one line in each page ([`Coherence::prefetch_lines`]), made by a thread of its own: the device answers it when
-//! it has the page, and until then it takes a place in the queue of the processor that asked, where a copy would wait behind it. It changes
-//! no byte and no answer. What it brings into this host's caches may be old by the time of the copy, like all that is there: the copy
-//! flushes first, as ever (I5). A hint that comes too late or fails costs time alone; the copy behind it meets the same error and tells.
+//! it has the page, and until then it takes a place in the queue of the processor that asked, where a copy would wait after it. It changes
+//! no byte and no answer. The lines that it brings into this host's caches may be old by the time of the copy, like all others there: the
+//! copy flushes first, as ever (I5). A hint that comes too late or fails costs time alone; the copy after it meets the same error and
+//! reports it.
 
 mod asking;
 mod depth;
@@ -23,18 +24,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-/// Lists that are copied with one call of the engine below, in bytes: the shorter, the sooner the device hears of what comes next; each
-/// costs a flush and two fences.
+/// Lists that are copied with one call of the engine below, in bytes: the shorter, the sooner the device hears of the next ones; each costs
+/// a flush and two fences.
 const STEP_BYTES: u64 = 128 << 10;
 
-/// Pages of which a device was told, since the engine was made.
+/// Pages that a device got hints for, since the engine was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AheadPages {
     /// All of them.
     pub given: u64,
     /// Those of blocks that were copied afterwards, or were being copied.
     pub used: u64,
-    /// Those that were told of in vain: their copy failed, or had gone past them.
+    /// Those whose hints were in vain: their copy failed, or had gone past them.
     pub wasted: u64,
 }
 
@@ -47,8 +48,8 @@ struct Pages {
 
 /// An engine that tells the device of the blocks that come next, and has another one copy.
 ///
-/// Blocks of a list are copied one after the other, so that it is known what comes next; one block alone is told of as a whole. Lists of a
-/// GPU go to the engine below as they are, since all of them are one copy there.
+/// Blocks of a list are copied one after the other, so that the next ones are known; one block alone gets hints as a whole. Lists of a GPU
+/// go to the engine below as they are, since all of them are one copy there.
 pub struct AheadEngine {
     inner: Arc<dyn CopyEngine>,
     memory: Arc<dyn Coherence>,

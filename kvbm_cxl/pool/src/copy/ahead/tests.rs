@@ -13,14 +13,14 @@ const PAGE: u64 = 4096;
 /// A block: eight pages, of which the second and later begin a page.
 const BLOCK: u64 = 8 * PAGE;
 
-/// Memory that notes in which order its pages are told of and copied.
+/// Memory that notes in which order its pages get hints and are copied.
 #[derive(Default)]
 struct Noting {
     bytes: Vec<u8>,
     /// Lines that were flushed, and those of them that were fenced since.
     flushed: Mutex<HashSet<u64>>,
     gone: Mutex<HashSet<u64>>,
-    /// Lines that were told of while this host may still have had them in a cache.
+    /// Lines that got a hint while this host may still have had them in a cache.
     kept: Mutex<Vec<u64>>,
     /// Names of the threads that told.
     tellers: Mutex<HashSet<Option<String>>>,
@@ -140,18 +140,18 @@ fn the_next_blocks_are_told_of_before_they_are_copied_and_no_more() {
             assert!(told.is_some_and(|told| told < copied), "block {place} of the chain was not told of before its copy");
             let step = place / 4 * 4;
             let before = memory.first(last_page(chain[step - 1]), true).unwrap();
-            assert!(place - step >= 2 || told.unwrap() < before, "block {place} of the chain was told of with its own step");
+            assert!(place - step >= 2 || told.unwrap() < before, "block {place} of the chain got its hints with its own step");
         }
-        // Steps are of four blocks (128 KiB), and two more are told of.
+        // Steps are of four blocks (128 KiB), and two more get hints.
         for (place, &block) in chain.iter().enumerate().skip(10) {
             let told = memory.first(block * 8, false).unwrap();
             let begun = memory.first(chain[place / 4 * 4 - 8 + 3] * 8, true).unwrap();
-            assert!(told > begun, "block {place} of the chain was told of before the step in front of the last was copied");
+            assert!(told > begun, "block {place} of the chain got its hints before the step in front of the last was copied");
         }
         assert!(held(&memory.kept).is_empty(), "a line that may lie in a cache of this host keeps the device from hearing of its page");
         let here = std::thread::current().name().map(String::from);
         let teller = if is_mapped { Some("cxl-ahead".to_owned()) } else { here };
-        assert_eq!(*held(&memory.tellers), HashSet::from([teller]), "a copy does not wait for the device to be told");
+        assert_eq!(*held(&memory.tellers), HashSet::from([teller]), "a copy does not wait for the hints to the device");
         let pages = engine.ahead_pages();
         assert_eq!(pages.given, pages.used + pages.wasted);
         assert!(pages.used >= 20 * 8 && pages.given <= 24 * 8, "{pages:?}");
@@ -264,7 +264,7 @@ fn what_was_copied_is_not_told_of_any_more() {
     let call = CopyCall::of(&lists, PAGE, memory.len_bytes(), pages.clone());
     call.end_list(0, true);
     call.give(0, &memory);
-    assert!(held(&memory.steps).is_empty(), "a device was told of what was there already");
+    assert!(held(&memory.steps).is_empty(), "a device got hints for pages that were there already");
     call.give(1, &memory);
     call.give(2, &memory);
     call.end_list(1, true);
@@ -307,7 +307,7 @@ fn one_line_stands_for_a_page_and_lies_in_the_list() {
         list.push(128 * number as u64, piece);
     }
     assert_eq!(list.lines_by_page(PAGE, 1 << 20), [0]);
-    // Pieces that follow each other go on in its stretches; one that lies elsewhere begins anew.
+    // Pieces that follow each other share its stretches; one that lies elsewhere begins a new one.
     let [first, second, third] = room.as_chunks_mut::<{ PAGE as usize }>().0 else { unreachable!() };
     let mut list = ReadList::new();
     list.push(PAGE, &mut first[..]);
@@ -316,7 +316,7 @@ fn one_line_stands_for_a_page_and_lies_in_the_list() {
     assert_eq!(list.lines_by_page(2 * PAGE, 1 << 20), [PAGE, 9 * PAGE]);
 }
 
-/// Copies of 32 pages on a device: what a page takes by how many blocks are told of.
+/// Copies of 32 pages on a device: the time of a page, by the number of blocks with hints.
 fn drive(depth: &mut Depth, copies: usize, page_ns: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     (0..copies)
         .map(|number| {

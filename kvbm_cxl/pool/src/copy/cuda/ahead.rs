@@ -31,8 +31,8 @@ impl CudaEngine {
     /// the rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say how far it is, the log
     /// every five seconds. Copies may be made at the same time.
     ///
-    /// The first part that the driver refuses ends it, with a warning in the log: copies to and from what is not registered go through
-    /// pinned buffers. A GPU that cannot be used is a warning, too; its first copy is an error.
+    /// The first part that the driver refuses ends it, with a warning in the log: copies to and from unregistered parts go through pinned
+    /// buffers. A GPU that cannot be used is a warning, too; its first copy is an error.
     pub fn register_ahead(&self) {
         if self.config.register_bytes == 0 {
             return;

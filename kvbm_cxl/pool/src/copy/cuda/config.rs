@@ -70,7 +70,7 @@ pub struct CudaConfig {
     /// Longest time for one call of an engine, in milliseconds: what the copy has to come after, and the copy.
     pub timeout_ms: u64,
     /// Bytes of the pool that are registered at a time, a power of two of at least 4096. It bounds how long the first use of a part of the
-    /// pool takes. What is registered is held in memory: of a file that has holes, they are filled.
+    /// pool takes. Registered parts are held in memory: holes of a file are filled.
     pub granule_bytes: u64,
     /// Bytes of each of the two pinned buffers of a copy that goes through them, a multiple of 64 of at least 4096.
     pub buffer_bytes: usize,

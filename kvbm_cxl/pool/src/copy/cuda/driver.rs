@@ -34,9 +34,9 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// Pinned for every context.
 pub(super) const HOST_PORTABLE: c_uint = 1;
-/// Kernels reach what is registered, too.
+/// Kernels reach registered memory, too.
 pub(super) const REGISTER_DEVICE_MAP: c_uint = 2;
-/// What is registered is memory of a device: its pages are looked up, not held.
+/// The registered range is memory of a device: its pages are looked up, not held.
 pub(super) const REGISTER_IO_MEMORY: c_uint = 4;
 
 pub(super) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
@@ -168,9 +168,9 @@ impl Library {
 /// The driver, loaded and started.
 pub(super) struct Driver {
     functions: Functions,
-    /// What is missing, where no kernel can be launched.
+    /// The missing functions, where no kernel can be launched.
     pub(super) launching: std::result::Result<Launching, Vec<&'static str>>,
-    /// What is missing, where no memory of a GPU can be had.
+    /// The missing functions, where no memory of a GPU can be allocated.
     pub(super) allocating: std::result::Result<Allocating, Vec<&'static str>>,
     describing: Option<Describing>,
     devices: u32,
@@ -245,7 +245,7 @@ impl Driver {
         if unsafe { (self.functions.device_get)(&mut device, ordinal) } != SUCCESS {
             return GpuInfo::default();
         }
-        // SAFETY: the driver writes at most so many bytes, with a zero behind the name; the last byte stays one.
+        // SAFETY: the driver writes at most so many bytes, with a zero after the name; the last byte stays one.
         let is_named = unsafe { (describing.name)(text.as_mut_ptr(), text.len() as c_int - 1, device) } == SUCCESS;
         // SAFETY: as above.
         let name = is_named.then(|| unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned());

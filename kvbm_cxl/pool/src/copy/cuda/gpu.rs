@@ -159,7 +159,7 @@ impl Entered<'_> {
     pub(super) unsafe fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
         // SAFETY: as this function demands.
         let code = unsafe { (self.gpu.driver.stream_wait)(stream, event, 0) };
-        self.answer(code, "ordering the copy behind the caller's work")
+        self.answer(code, "ordering the copy after the caller's work")
     }
 
     /// # Safety
@@ -192,7 +192,7 @@ impl Entered<'_> {
         self.gpu.driver.launching.as_ref().map_err(missing)
     }
 
-    /// Loads an image of kernels: PTX with a zero behind it, or a cubin.
+    /// Loads an image of kernels: PTX with a zero after it, or a cubin.
     pub(super) fn load_module(&self, image: &[u8]) -> Result<Handle> {
         let launching = self.launching()?;
         let mut module = null_mut();

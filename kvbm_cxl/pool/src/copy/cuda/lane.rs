@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one call of the engine has for itself: a stream beside the caller's, events, two pinned buffers, and memory for tables of kernels.
+//! The resources of one call of the engine: a stream of its own, events, two pinned buffers, and memory for tables of kernels.
 
 use super::driver::{Address, Handle, SUCCESS, is_lasting};
 use super::gpu::{Entered, Gpu, Progress};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// A copy of a block takes some tens of microseconds, a sleep at least that: so long a wait looks without one.
 const SPIN: Duration = Duration::from_micros(100);
-/// Pauses between two looks at what is under way after that: the first, and the longest. They grow, so that a long copy costs nothing.
+/// Pauses between two looks at copies under way after that: the first, and the longest. They grow, so that a long copy costs nothing.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
 
 /// A copy to be made by the GPU.
@@ -33,7 +33,7 @@ pub(super) struct Move {
 }
 
 impl Move {
-    /// What is left of it behind its first bytes.
+    /// The rest of it after its first bytes.
     pub(super) fn without(&self, taken: usize) -> Move {
         let by = taken as Address;
         Move {
@@ -61,7 +61,7 @@ pub(super) enum Ended {
 pub(super) struct Lane {
     gpu: Arc<Gpu>,
     stream: Handle,
-    /// Beside it, for the checksums of what it has moved; null until they are asked for.
+    /// A second stream, for the checksums of the bytes that the first has moved; null until they are asked for.
     folds: Handle,
     /// Recorded on streams of callers.
     mark: Handle,
@@ -96,7 +96,7 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
-        // Made one by one, so that what was made is given back when the next one fails.
+        // Made one by one, so that those already made are given back when the next one fails.
         let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), folds: null_mut(), mark: null_mut(), slots: Vec::new(), kernels: None };
         lane.stream = entered.make_stream()?;
         lane.mark = entered.make_event()?;
@@ -138,7 +138,7 @@ impl Lane {
         }
     }
 
-    /// What is given from here on comes after this.
+    /// Later work of the stream comes after this.
     ///
     /// # Safety
     /// The stream or event is there.
@@ -169,7 +169,7 @@ impl Lane {
     pub(super) unsafe fn hold(&self, entered: &Entered<'_>, slot: usize, stream: u64) -> Result<()> {
         let slot = self.slot(slot);
         if !slot.is_recorded {
-            return Err(self.gpu.failed("recording an event behind copies", SUCCESS));
+            return Err(self.gpu.failed("recording an event after copies", SUCCESS));
         }
         if mutant!("stream.caller_goes_on") {
             return Ok(());
@@ -181,7 +181,7 @@ impl Lane {
     /// Gives the copy engine copies, one by one. Those that it refuses, by their lists: the others are under way.
     ///
     /// # Safety
-    /// What lies at the addresses may be read and written until the lane's end was seen.
+    /// The memory at the addresses may be read and written until the lane's end was seen.
     pub(super) unsafe fn give(&mut self, entered: &Entered<'_>, moves: &[Move]) -> Vec<(usize, Error)> {
         let mut refused: Vec<(usize, Error)> = Vec::new();
         for part in moves {
@@ -196,8 +196,8 @@ impl Lane {
         refused
     }
 
-    /// As [`Lane::give`], by a kernel in one launch, which also takes the checksum of each list where `sums` asks for that: then what is
-    /// given of a list is all of it. A kernel that cannot be launched is not tried again, and without checksums copies are made in its
+    /// As [`Lane::give`], by a kernel in one launch, which also takes the checksum of each list where `sums` asks for that: then the pieces
+    /// given of a list are all of it. A kernel that cannot be launched is not tried again, and without checksums copies are made in its
     /// place.
     ///
     /// # Safety
@@ -265,7 +265,7 @@ impl Lane {
         // SAFETY: as above; the two stay until the lane's end was seen.
         unsafe { entered.copy(gpu, start as Address, at, stream) }?;
         let parameter = entries.tables(gpu, (start + at) as Address);
-        // SAFETY: the tables lie behind the copy in the stream, and name memory that may be used as this function demands.
+        // SAFETY: the tables come after the copy in the stream, and name memory that may be used as this function demands.
         let code = unsafe { kernels.launch(entered, sums, &parameter, entries.chunks_len(), stream) }?;
         if !sums || code != SUCCESS {
             return Ok(code);
@@ -308,7 +308,7 @@ impl Lane {
         (0..count).map(found).collect()
     }
 
-    /// Marks the end of what was given so far as that of a slot.
+    /// Marks the end of the work given so far as that of a slot.
     ///
     /// # Errors
     /// An error of the driver that stays. After another one the end of the whole stream stands for that of the slot.
@@ -322,7 +322,7 @@ impl Lane {
         if is_lasting(code) { Err(code) } else { Ok(()) }
     }
 
-    /// How far the GPU is with what was given up to the mark of a slot.
+    /// How far the GPU is with the work up to the mark of a slot.
     pub(super) fn progress(&self, entered: &Entered<'_>, slot: usize) -> Progress {
         let slot = self.slot(slot);
         // SAFETY: of this lane.
@@ -339,7 +339,7 @@ impl Lane {
         }
     }
 
-    /// Waits until what was given up to the mark of a slot has ended.
+    /// Waits until the work up to the mark of a slot has ended.
     pub(super) fn wait(&self, entered: &Entered<'_>, slot: usize, deadline: Instant) -> Ended {
         until(deadline, || self.progress(entered, slot))
     }
@@ -416,7 +416,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         // Without the context the handles cannot be given back; a context that is gone took them along.
         let Ok(entered) = self.gpu.enter() else { return };
-        // SAFETY: all of this lane, which has nothing under way. What was not made is null.
+        // SAFETY: all of this lane, which has nothing under way. Handles that were not made are null.
         unsafe {
             for slot in &mut self.slots {
                 for event in [slot.event, slot.moved].into_iter().filter(|event| !event.is_null()) {

@@ -7,20 +7,20 @@
 //! A [`CudaEngine`] takes lists whose local ranges are addresses of one GPU ([`LocalPlace::Gpu`](super::LocalPlace)) and works with
 //! addresses alone: no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
 //!
-//! **One call is one launch.** A kernel gets all pieces of all lists together, on a stream beside the caller's; of more bytes than
-//! [`CudaConfig::part_bytes`] in steps. The GPU makes one step while several threads flush another (`flush.rs`). Where no
-//! kernel can be used, the copy engine gets them one by one. They come after what the lists name ([`After`](super::After)), and the call
-//! returns when they have ended: whatever the caller does afterwards comes after the copy, on any stream. Threads that call at the same
-//! time have a stream each. Waiting sleeps. For a caller that has no thread to wait with, [`CudaEngine::start`] returns at once, and
-//! [`GpuCopy::poll`] makes the next of the same steps: so the NIXL plugin copies, over the C interface.
+//! **One call is one launch.** A kernel gets all pieces of all lists together, on a stream of the engine's own; of more bytes than
+//! [`CudaConfig::part_bytes`] in steps. The GPU makes one step while several threads flush another (`flush.rs`). Where no kernel can be
+//! used, the copy engine gets them one by one. They come after what the lists name ([`After`](super::After)), and the call returns when
+//! they have ended: whatever the caller does afterwards comes after the copy, on any stream. Threads that call at the same time have a
+//! stream each. Waiting sleeps. For a caller that has no thread to wait with, [`CudaEngine::start`] returns at once, and [`GpuCopy::poll`]
+//! makes the next of the same steps: so the NIXL plugin copies, over the C interface.
 //!
 //! **Two ways.** The GPU reaches the pool itself, which is registered with the driver for that:
 //! - publish: the lines that the pieces touch only in part are dropped from this host's caches, so that the GPU does not complete them with
-//!   old bytes; copy; what was written is flushed, because I/O may leave it in this host's caches (DDIO); store fence (I4);
+//!   old bytes; copy; the written lines are flushed, because I/O may leave them in this host's caches (DDIO); store fence (I4);
 //! - pull: flush, full fence, copy, load fence (I5): what the GPU reads may come from this host's caches, so they have to hold nothing old.
 //!
 //! Where the platform keeps I/O out of this host's caches, and the pool's memory in them is none ([`Dma::Uncached`]), the flushes are left
-//! out, and all fences stay. What goes through buffers is flushed as ever.
+//! out, and all fences stay. Copies through buffers are flushed as ever.
 //!
 //! A sum has to be of the very bytes that are delivered. To sum the pool's bytes after the GPU wrote them would vouch for whatever is
 //! there, a write of a host that was thought dead included; to sum them before the GPU reads them would say nothing of what it reads. So
@@ -32,13 +32,13 @@
 //! the same steps as [`CpuEngine`](super::CpuEngine). The price is a pass of one CPU over the bytes, and their way through the host's
 //! memory.
 //!
-//! **What is late stays taken.** Copies that were given to a GPU cannot be called back. A call that is not done in time is an
-//! [`Error::Timeout`], and what it was told to write may be written at any later moment: the pool's cell stays reserved
+//! **Late copies keep their resources.** Copies that were given to a GPU cannot be called back. A call that is not done in time is an
+//! [`Error::Timeout`], and its destinations may be written at any later moment: the pool's cell stays reserved
 //! ([`Reservation`](crate::cache::Reservation)), stream and buffers are not used again, and the caller's memory must not be until
 //! [`CopyEngine::is_settled`] says so. When the GPU has ended after all, what it may have left in caches is flushed, and stream and buffers
-//! are used again. The drop of an engine waits for what is late once more; if it has not ended then, nothing of it is ever given back.
+//! are used again. The drop of an engine waits for late copies once more; if they have not ended then, nothing of them is ever given back.
 //!
-//! An emulated host ([`Emulated`](crate::coherence::Emulated)) is such a host whose I/O always goes through its caches: the view is what is
+//! An emulated host ([`Emulated`](crate::coherence::Emulated)) is such a host whose I/O always goes through its caches: the view is
 //! registered, and no host sees what a copy wrote there before the flush.
 
 mod ahead;
@@ -89,7 +89,7 @@ use transfer::Transfer;
 const MAX_IDLE_LANES: usize = 4;
 /// Calls that ran out of time and may still be under way; with so many of them no further one is begun.
 const MAX_LATE_LANES: usize = 4;
-/// Between two looks at whether what is late has ended.
+/// Between two looks at whether late copies have ended.
 const PAUSE: Duration = Duration::from_micros(500);
 
 /// Which way bytes go between a GPU and the host.
@@ -143,7 +143,7 @@ pub struct Reach {
     pub refusal: Option<String>,
     /// Why no kernel moves bytes, if so: with checksums they go through pinned buffers, without by the copy engine.
     pub no_kernels: Option<String>,
-    /// How DMA is taken to go on this host.
+    /// The path that DMA is taken to use on this host.
     pub dma: Dma,
 }
 
@@ -196,7 +196,7 @@ impl CudaEngine {
         Means { config: &self.config, registered: self.registered.as_ref(), kernels: self.kernels.as_ref().ok() }
     }
 
-    /// Takes back what has ended meanwhile, and says whether everything has.
+    /// Takes back lanes whose copies have ended meanwhile, and says whether all have.
     fn settle(&self, entered: &Entered<'_>) -> bool {
         let mut late = held(&self.late);
         for one in std::mem::take(&mut *late) {
@@ -204,7 +204,7 @@ impl CudaEngine {
                 late.push(one);
                 continue;
             }
-            // No other host may find what the copy left in this host's caches behind what the memory is used for next.
+            // No other host may find the lines that the copy left in this host's caches after the next use of the memory.
             let order = Order::around(self.config.dma);
             one.written.iter().for_each(|&(offset, len_bytes)| drop(order.flush_moved(&*self.memory, offset, len_bytes)));
             self.memory.fence_stores();
@@ -222,7 +222,7 @@ impl CudaEngine {
         idle.map_or_else(|| Lane::new(&self.gpu, entered), Ok)
     }
 
-    /// Keeps a lane whose copies go on although no caller waits for them any more.
+    /// Keeps a lane whose copies continue although no caller waits for them any more.
     fn keep_late(&self, lane: Lane, transfer: &Transfer<'_>) {
         held(&self.late).push(Late { lane, written: transfer.written() });
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Copies that streams order: given to the GPU in one go, behind what the caller's stream was given before, and without a look at how far
-//! the GPU is. So the call does not wait, and the caller's stream can be told to come after the copies.
+//! Copies that streams order: given to the GPU in one go, after the earlier work of the caller's stream, and without a look at how far the
+//! GPU is. So the call does not wait, and the caller's stream can be ordered after the copies.
 
 use super::plan::Plan;
 use super::started::{Asked, Work};
@@ -116,7 +116,7 @@ impl QueueRoom {
             .and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, engine.config.part_bytes))
             .and_then(|()| transfer.give_all(&mut lane, &entered));
         if let Err(error) = begun {
-            // It may have been told to wait for the caller's stream.
+            // It may already wait for the caller's stream.
             engine.keep_late(lane, &transfer);
             return Err(error);
         }

@@ -4,7 +4,7 @@
 //!
 //! A granule is registered once in a process, however many engines use it, because a second registration of the same range fails; it is
 //! unregistered when the last of them is dropped. Threads register different granules at the same time; one that needs a granule that
-//! another thread is at waits for it. An engine keeps the memory mapped for as long as it has granules: the driver would go on copying to
+//! another thread is at waits for it. An engine keeps the memory mapped for as long as it has granules: the driver would keep copying to
 //! the old pages of a range that was unmapped and mapped again.
 
 use super::driver::{

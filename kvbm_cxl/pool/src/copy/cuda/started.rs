@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists of copies that go on beside their caller, who looks after them: for callers that have no thread to wait with.
+//! Lists of asynchronous copies that their caller polls: for callers that have no thread to wait with.
 
 use super::gpu::{Entered, Progress};
 use super::lane::Lane;
@@ -41,10 +41,11 @@ pub struct GpuPiece {
 /// How copies ended; for all that ask the same.
 pub type Ending = std::result::Result<(), Arc<Error>>;
 
-/// Copies that were started and go on by themselves, as far as [`GpuCopy::poll`] is called.
+/// Started copies, which advance without a thread as long as [`GpuCopy::poll`] is called.
 ///
-/// Their memory is in use until `poll` has said how they ended. If this is dropped before, nothing more of them is begun, but what the GPU
-/// was given goes on: then the memory is in use until the engine is settled ([`CopyEngine::is_settled`](crate::copy::CopyEngine)).
+/// Their memory is in use until `poll` has said how they ended. If this is dropped before, nothing more of them is begun, but the work that
+/// the GPU already has continues: then the memory is in use until the engine is settled
+/// ([`CopyEngine::is_settled`](crate::copy::CopyEngine)).
 pub struct GpuCopy {
     engine: Arc<CudaEngine>,
     direction: Direction,
@@ -54,7 +55,7 @@ pub struct GpuCopy {
     outcomes: Mutex<Vec<Outcome>>,
 }
 
-/// What was asked for, with its length in bytes.
+/// The request, with its length in bytes.
 pub(super) enum Asked {
     /// One answer for all.
     Pieces(u64),
@@ -103,7 +104,7 @@ impl CudaEngine {
         Ok(copy)
     }
 
-    /// The pieces in the order of the pool and of addresses, joined where they go on, after a look whether they can be meant.
+    /// The pieces in the order of the pool and of addresses, joined where they are contiguous, after a look whether they can be meant.
     fn sorted(&self, pieces: &[GpuPiece]) -> Result<(Vec<Piece>, Vec<Piece>)> {
         let (mut pool, mut process) = (Vec::new(), Vec::new());
         for piece in pieces.iter().filter(|piece| piece.len_bytes > 0) {
@@ -158,7 +159,7 @@ impl GpuCopy {
         GpuCopy { engine, direction, asked, work: Mutex::new(work), outcomes: Mutex::default() }
     }
 
-    /// Goes on with the copies without waiting, and says how they ended once they have; from any thread.
+    /// Continues the copies without waiting, and says how they ended once they have; from any thread.
     pub fn poll(&self) -> Option<Ending> {
         let mut work = held(&self.work);
         if let Work::Ended(ending) = &*work {
@@ -184,8 +185,8 @@ impl GpuCopy {
         }
     }
 
-    /// Begins nothing more. What the GPU was given goes on: `poll` says when it has ended. Copies that were not all made then end with
-    /// [`Error::Cancelled`], and so do those through buffers that have all been made but not all been seen.
+    /// Begins nothing more. The work that the GPU already has continues: `poll` says when it has ended. Copies that were not all made then
+    /// end with [`Error::Cancelled`], and so do those through buffers that have all been made but not all been seen.
     pub fn cancel(&self) {
         if let Work::Running(transfer, _) | Work::Draining(transfer, ..) = &mut *held(&self.work) {
             transfer.stop();

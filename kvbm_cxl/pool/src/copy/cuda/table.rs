@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a launch of a kernel is told: its pieces, one behind the other in a stream, and the parts of the stream. The layout of the entries
+//! The arguments of a kernel launch: its pieces, one after the other in a stream, and the parts of the stream. The layout of the entries
 //! and what the kernels make of them is in `kernels/move.cu`.
 
 use super::driver::Address;

@@ -164,7 +164,7 @@ impl<'t> Transfer<'t> {
     /// Whether the GPU may reach all of it in the pool itself.
     pub(super) fn is_reached(&self, memory: &dyn Coherence, registered: &Registered, entered: &Entered<'_>) -> bool {
         let is_reached = |piece: &Piece| {
-            // Memory that is known to be bad is left to the CPU, which says what is wrong with it.
+            // Memory that is known to be bad is left to the CPU, which reports the fault.
             memory.address(piece.offset, piece.len_bytes as u64).is_some()
                 && registered.reach(entered, piece.offset, piece.len_bytes as u64)
         };
@@ -200,7 +200,7 @@ impl<'t> Transfer<'t> {
         }
     }
 
-    /// Whether lists of the GPU are what is written.
+    /// Whether lists of the GPU are the destination.
     pub(super) fn is_from_host(&self) -> bool {
         self.direction == Direction::FromHost
     }
@@ -309,7 +309,7 @@ impl<'t> Transfer<'t> {
         self.is_from_host() && matches!(self.way, Way::Direct(_)) && self.flushed == self.given && !mutant!("copy.dma_part_read_first")
     }
 
-    /// Lets the GPU have all steps at a time: a stream orders what comes after them.
+    /// Lets the GPU have all steps at a time: a stream orders the later work after them.
     pub(super) fn give_all(&mut self, lane: &mut Lane, entered: &Entered<'_>) -> Result<()> {
         self.under_way = self.steps().max(1);
         lane.reserve_slots(entered, self.under_way)
@@ -445,7 +445,7 @@ impl<'t> Transfer<'t> {
         Ok(())
     }
 
-    /// Behind a step that has ended: what lies in its buffer goes where it belongs, and what its kernel has summed to its lists.
+    /// After a step that has ended: moves the bytes in its buffer to their place, and the sums of its kernel to its lists.
     ///
     /// # Safety
     /// As [`Transfer::advance`].
@@ -472,7 +472,7 @@ impl<'t> Transfer<'t> {
         self.ended += 1;
     }
 
-    /// Another thread may go on from here: this one's flushes and stores are complete.
+    /// Another thread may continue from here: this one's flushes and stores are complete.
     pub(super) fn rest(&mut self, memory: &dyn Coherence) {
         if std::mem::take(&mut self.is_unfenced) {
             memory.fence_all();
@@ -489,8 +489,8 @@ impl<'t> Transfer<'t> {
         self.is_stopped && (matches!(self.way, Way::Buffers(..)) || self.given < self.steps())
     }
 
-    /// Behind copies that the GPU has ended, whatever became of them. What it wrote to the pool itself leaves this host's caches; of what
-    /// it read there: whether the memory was there all the time.
+    /// After copies that the GPU has ended, whatever became of them. Its own writes to the pool leave this host's caches; of its own reads
+    /// there: whether the memory was there all the time.
     pub(super) fn leave(&mut self, memory: &dyn Coherence, flusher: &Flusher) {
         if !self.is_from_host() {
             while self.flushed < self.given && matches!(self.way, Way::Direct(_)) {
@@ -511,7 +511,7 @@ impl<'t> Transfer<'t> {
         }
     }
 
-    /// Bytes that the GPU copied to or from the pool itself and that nothing flushes, by what is known of this host's platform.
+    /// Bytes that the GPU copied to or from the pool itself and that nothing flushes, because this host's platform needs no flush.
     pub(super) fn unflushed_bytes(&self) -> u64 {
         if self.order.is_dma_flushed() || !matches!(self.way, Way::Direct(_)) {
             return 0;
@@ -520,7 +520,7 @@ impl<'t> Transfer<'t> {
         well.flat_map(|list| list.pieces.iter()).map(|piece| piece.len_bytes as u64).sum()
     }
 
-    /// The fence behind everything, [`Transfer::leave`] included.
+    /// The fence after everything, [`Transfer::leave`] included.
     pub(super) fn fence(&self, memory: &dyn Coherence) {
         match self.direction {
             Direction::ToHost => self.order.published(memory),

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the buffer on the host: what is moved to the GPU, and room for it on its way back.
+/// Bytes of the buffer on the host: the bytes that move to the GPU, and room for them on their way back.
 const HOST_BYTES: usize = 32 << 10;
 const GPU_BYTES: usize = HOST_BYTES / 2;
 /// The list of each piece, where it begins in each half of the buffer, and how long it is: whole units and none, at several alignments.
@@ -35,10 +35,10 @@ fn pattern(index: usize) -> u8 {
 }
 
 /// Has kernels move bytes of a buffer of the host to the GPU, and from there to the other half of the buffer. Every byte, and every byte
-/// beside them, has to be as a CPU would have left it, and every checksum that of the bytes.
+/// around them, has to be as a CPU would have left it, and every checksum that of the bytes.
 ///
 /// # Errors
-/// [`Error::Gpu`] that says what was wrong. What a kernel may still be at is never given back then.
+/// [`Error::Gpu`] that names the fault. Memory that a kernel may still use is never given back then.
 pub(super) fn try_out(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, entered: &Entered<'_>, timeout_ms: u64) -> Result<()> {
     let mut lane = Lane::new(gpu, entered)?;
     let scratch = entered.allocate(GPU_BYTES)?;
@@ -91,7 +91,7 @@ fn run(gpu: &Gpu, kernels: &Arc<Kernels>, entered: &Entered<'_>, lane: &mut Lane
     Ok(())
 }
 
-/// What is not as it should be.
+/// Finds the first fault in the results.
 fn check(buffer: NonNull<u8>, checksums: &[Option<u64>], sums: bool) -> std::result::Result<(), String> {
     // SAFETY: the buffer is as long, and its stream has ended.
     let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr(), HOST_BYTES) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes through a pinned buffer at a time: how lists are cut for that, and the CPU's side of each cut.
+//! The parts that go through a pinned buffer at a time: how lists are cut for that, and the CPU's side of each cut.
 
 use super::transfer::{List, Side};
 use crate::coherence::Coherence;
@@ -19,7 +19,7 @@ pub(super) struct Part {
     pub(super) at: usize,
 }
 
-/// What goes through a buffer at a time.
+/// The pieces that go through a buffer at a time.
 pub(super) type Window = Vec<Part>;
 
 /// Cuts the lists into what a buffer holds; pieces are cut where a line of the pool begins, so that no line is written twice.
@@ -66,7 +66,7 @@ pub(super) unsafe fn empty(lists: &mut [List<'_>], window: &[Part], memory: &dyn
             }
             continue;
         }
-        // One behind the other in the buffer: neighbours in the pool are one piece.
+        // One after the other in the buffer: neighbours in the pool are one piece.
         let mut pieces: Vec<Piece> = Vec::with_capacity(run.len());
         for part in run {
             let piece = Piece::in_host(part.piece.offset, start + part.at, part.piece.len_bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is handed to the accelerator and what it answers, byte for byte (Intel DSA architecture specification: descriptor, memory move and
-//! batch operations, completion record).
+//! The descriptors for the accelerator and its completion records, byte for byte (Intel DSA architecture specification: descriptor, memory
+//! move and batch operations, completion record).
 
 use bytemuck::{Pod, Zeroable};
 use std::mem::offset_of;
@@ -115,7 +115,7 @@ pub enum Answer {
     Pending,
     /// Done, all of it.
     Done,
-    /// Stopped at a page that could not be had.
+    /// Stopped at a page that could not be mapped.
     PageFault {
         /// The address.
         address: u64,

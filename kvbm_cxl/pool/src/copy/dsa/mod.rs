@@ -98,7 +98,7 @@ impl DsaEngine {
             let head = if whole_lines { (piece.offset as usize).wrapping_neg() % LINE_BYTES } else { 0 };
             let middle = piece.len_bytes.saturating_sub(head);
             let middle = if whole_lines { middle - middle % LINE_BYTES } else { middle };
-            // A device or memory that is known to be bad is left to the CPU, which says what is wrong with it.
+            // A device or memory that is known to be bad is left to the CPU, which reports the fault.
             let address = if middle > CPU_PIECE_BYTES { memory.address(piece.offset + head as u64, middle as u64) } else { None };
             let Some(address) = address else {
                 by_cpu.push(*piece);

@@ -37,7 +37,7 @@ impl Group {
         Group { lists: moves.iter().map(|part| part.list).collect(), descriptors, completions, is_submitted: false }
     }
 
-    /// What is handed to the device, and where it says that all is done.
+    /// The descriptor for the device, and the record in which it says that all is done.
     fn whole(&self) -> Option<(Descriptor, &Completion)> {
         match (&self.descriptors[..], self.completions.last()) {
             ([only], _) => self.completions.first().map(|completion| (*only, completion)),
@@ -63,7 +63,7 @@ impl Group {
 /// When this returns the device is done with all of it. Where it does not get done in time, the queue is closed, which waits for it.
 ///
 /// # Errors
-/// [`Error::Timeout`] when the device is not done even then: it may still write, and nothing that it was told to write may be used again.
+/// [`Error::Timeout`] when the device is not done even then: it may still write, and none of its destinations may be used again.
 pub(super) fn run(
     queue: &mut Option<Box<dyn WorkQueue>>,
     moves: &[Move],

@@ -104,7 +104,7 @@ fn a_number_is_gone_before_it_comes_round() {
     // Six ticks later it is the oldest there is, and no host pins anything in its line.
     pair.follow_to(9);
     assert_eq!(pair.ticks(0), 0);
-    // What is pinned all the while was used last when the pin goes.
+    // The last use of a block that is pinned all the while is the end of its pin.
     drop(pin);
     assert_eq!(pair.ticks(1), 1 << number(9));
 }
@@ -119,7 +119,7 @@ fn a_service_that_stood_still_clears_what_it_missed() {
     // Those of ticks 0 to 3 are a cycle old or about to be, that of tick 4 is not.
     pair.follow_to(9);
     assert_eq!((0..5).map(|number| pair.ticks(number)).collect::<Vec<_>>(), [0, 0, 0, 0, 1 << number(4)]);
-    // A new manager begins to count anew: by its numbers five ticks have gone by.
+    // A new manager starts its own count: by its numbers five ticks have gone by.
     pull(&pair.two, 5..6);
     pair.follow_to(0);
     assert_eq!((pair.ticks(4), pair.ticks(5)), (0, 1 << number(9)));
@@ -209,5 +209,5 @@ fn uses_are_learnt_in_turn() {
         assert_eq!(learnt.load(Ordering::Relaxed) == 0, round == 0, "round {round} of {chunks}");
         pair.one.inner.store.learn_uses(1).unwrap();
     }
-    assert_eq!(learnt.load(Ordering::Relaxed), 0, "and begins anew");
+    assert_eq!(learnt.load(Ordering::Relaxed), 0, "and starts over");
 }

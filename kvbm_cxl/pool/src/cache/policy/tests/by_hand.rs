@@ -52,7 +52,7 @@ fn lru_fits_other_hosts_uses_in_by_tick() {
     let mut out = Vec::new();
     policy.victims(2, 13, &mut out);
     assert_eq!(out, [Candidate { cell: 0, tick: 10 }, Candidate { cell: 1, tick: 10 }]);
-    // Another host used 0 at tick 11: behind 2, before 3. A host has 1 pinned: at the young end.
+    // Another host used 0 at tick 11: after 2, before 3. A host has 1 pinned: at the young end.
     assert!(!policy.settle(0, Verdict::Younger { tick: 11 }));
     assert!(!policy.settle(1, Verdict::InUse));
     policy.on_insert(&entry(5, 5), QueueEnd::Old, 13).unwrap();

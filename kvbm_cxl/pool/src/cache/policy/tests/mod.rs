@@ -97,7 +97,7 @@ fn compare(policy: &mut dyn EvictionPolicy, seed: u64, steps: u64) {
         }
         assert_eq!(policy.len(), model.len(), "seed {seed}, step {step}");
     }
-    // What is left comes out in the same order.
+    // The rest comes out in the same order.
     let (mut found, mut expected) = (Vec::new(), Vec::new());
     policy.victims(usize::MAX, tick, &mut found);
     model.victims(usize::MAX, tick, &mut expected);
@@ -176,7 +176,7 @@ fn every_policy_runs_dry_when_the_evictor_trusts_the_ticks() {
             policy.victims(16, 20, &mut out);
             for candidate in out {
                 asked += 1;
-                assert!(asked <= 1000, "{kind} goes on offering what is younger");
+                assert!(asked <= 1000, "{kind} keeps offering younger cells");
                 let tick = remote[candidate.cell as usize];
                 if tick > candidate.tick {
                     assert!(!policy.settle(candidate.cell, Verdict::Younger { tick }));

@@ -31,7 +31,7 @@ pub struct LruModel {
 }
 
 impl LruModel {
-    /// Ticks of the last cycle are told apart, all before are one.
+    /// Ticks of the last cycle are distinct, all before are one.
     fn rank(&self, tick: u32) -> u32 {
         if self.now - tick < 7 { tick + 1 } else { 0 }
     }
