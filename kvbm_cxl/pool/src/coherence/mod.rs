@@ -100,8 +100,8 @@ pub trait Coherence: Send + Sync {
     }
 
     /// Begins to bring the line at each of `offsets` into this host's caches, as a prefetcher may at any moment, and waits for none of
-    /// them: a device that keeps the page of such a line in flash fetches it meanwhile. A later load may find the present content, so that a
-    /// reader of newer bytes flushes, as ever. Memory that has no such step makes none.
+    /// them: a device that keeps the page of such a line in flash fetches it meanwhile. A later load may find the present content, so that
+    /// a reader of newer bytes flushes, as ever. Memory that has no such step makes none.
     fn prefetch_lines(&self, _offsets: &[u64]) -> Result<()> {
         Ok(())
     }
