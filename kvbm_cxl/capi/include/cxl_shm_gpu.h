@@ -12,19 +12,19 @@ extern "C" {
 
 /* Memory of GPUs
  *
- * Copies between the memory of a GPU and the pool, or ordinary memory of this process. They are started and go on beside the caller, who
- * looks after them. The CUDA driver is loaded at run time; nothing here needs CUDA before.
+ * Copies between the memory of a GPU and the pool, or ordinary memory of this process. They run asynchronously, and the caller
+ * waits for them. The CUDA driver is loaded at run time; nothing here needs CUDA before.
  *
  * The GPU reaches the pool itself: its memory is registered with the driver, as a whole while the GPU is opened, or in parts when a copy
- * first needs them. It is unregistered when the GPU is closed. What the GPU reads is what other hosts have made visible before, and what it
- * wrote is visible to them when the end of the copies is told. Ordinary memory, and memory of the pool that cannot be registered, goes
- * through pinned buffers of the library.
+ * first needs them. It is unregistered when the GPU is closed. The GPU reads the bytes that other hosts made visible before.
+ * They see its writes once a call has reported the end of the copies. Ordinary memory, and memory of the pool that cannot be registered,
+ * goes through pinned buffers of the library.
  *
  * Ownership   The memory of copies, on both sides, is the GPU's from the call of cxl_shm_gpu_start() on until cxl_shm_gpu_wait() has said
  *             how they ended. There is no other way to get it back: a GPU cannot be stopped, cxl_shm_gpu_cancel() and closing do not end
  *             what it was given, and the number of copies whose end is not known cannot be released. The pool stays mapped for as long as
  *             a GPU of it is open or copies are not released.
- *             Copies go on while calls of cxl_shm_gpu_wait() on them are made, by any thread; without these they may stand still.
+ *             Copies make progress within calls of cxl_shm_gpu_wait() on them, by any thread; without these they may stand still.
  * Order       The caller has ordered its own work on the memory before it starts a copy. Copies are in no order among them.
  */
 
@@ -89,16 +89,16 @@ int cxl_shm_gpu_check(cxl_gpu_t gpu, uint64_t address, size_t len_bytes);
 
 /* Starts copies and returns at once. Where two pieces have one byte as their destination, it is of one of them. On failure nothing is under
  * way: CXL_SHM_E_INVALID or CXL_SHM_E_NOT_IN_POOL for a piece that cannot be meant, CXL_SHM_E_GPU, CXL_SHM_E_CLOSED if the pool was closed.
- * What becomes of the copies later is told by cxl_shm_gpu_wait(). */
+ * cxl_shm_gpu_wait() reports the outcome of the copies. */
 int cxl_shm_gpu_start(cxl_gpu_t gpu, uint32_t direction, uint32_t flags, const cxl_shm_gpu_piece_t* pieces, size_t count,
                       cxl_gpu_copy_t* copy);
 
-/* Goes on with copies until they end or `timeout_ms` have passed; 0 looks, and never waits for the GPU. CXL_SHM_OK if all of them were
+/* Drives copies until they end or `timeout_ms` have passed; 0 looks, and never waits for the GPU. CXL_SHM_OK if all of them were
  * made, CXL_SHM_E_TIMEOUT if they have not ended yet, anything else if they have ended and not all were made: their destinations may hold
- * anything. What it said of the end it says again. */
+ * anything. A later call reports the same end again. */
 int cxl_shm_gpu_wait(cxl_gpu_copy_t copy, uint64_t timeout_ms);
 
-/* Begins nothing more of copies; what the GPU was given goes on to its end, for which cxl_shm_gpu_wait() waits. It then says CXL_SHM_OK if
+/* Submits nothing more of copies; the GPU finishes its submitted part, and cxl_shm_gpu_wait() waits for that. It then says CXL_SHM_OK if
  * they were all made nevertheless, or CXL_SHM_E_CANCELLED. Does nothing to copies that have ended. */
 int cxl_shm_gpu_cancel(cxl_gpu_copy_t copy);
 
@@ -108,15 +108,15 @@ int cxl_shm_gpu_release(cxl_gpu_copy_t copy);
 
 /* Blocks of the prefix cache, in the order of a stream
  *
- * Blocks that lie on a GPU are published and pulled beside the caller. A call returns when the GPU has been given the copies. These come
- * after what `stream` was given before (CUstream; 0 is the default stream), and what it is given after a pull comes after the copies. A
+ * Blocks that lie on a GPU are published and pulled asynchronously. A call returns when the copies are submitted. They are ordered
+ * after the earlier work of `stream` (CUstream; 0 is the default stream), and work that it gets after a pull is ordered after the copies. A
  * block that is published is committed when its copy has ended, by a thread of the library. cxl_shm_cache_open() comes before; the GPU is
  * opened with its first block, as the environment says (CXL_CUDA_...).
  *
  * Ownership   The memory of the blocks stays as it is (publish), or is used by work of that stream alone (pull), until
- *             cxl_shm_gpu_queued_wait() has said how they ended. A caller that has the memory of a publish written anew before that orders
+ *             cxl_shm_gpu_queued_wait() has said how they ended. A caller that overwrites the memory of a publish before that orders
  *             the work with cxl_shm_gpu_queued_hold(). After an outcome of CXL_SHM_E_TIMEOUT the GPU may use it until the cache is closed.
- * Misses      Whether a pulled block is right is known behind its copy. Until its outcome is CXL_SHM_OK, work of the stream may have read
+ * Misses      A pulled block is verified after its copy. Until its outcome is CXL_SHM_OK, work of the stream may have read
  *             anything there, and nothing of its results counts.
  * Bound       The copies that are under way have at most 256 MiB together. A call above that waits for earlier ones at most `wait_ms`
  *             (CXL_SHM_TIMEOUT_DEFAULT = the pool's), then fails with CXL_SHM_E_FULL; a call that is larger by itself waits for all others.
@@ -151,7 +151,7 @@ int cxl_shm_gpu_queue_pull(cxl_pool_t* pool, uint32_t device, uint64_t stream, c
                            uint64_t wait_ms, cxl_gpu_queued_t* queued);
 
 /* Waits for the end of blocks that were queued, at most `timeout_ms`; 0 looks. CXL_SHM_OK once all of them have ended: then outcomes[i]
- * says what became of blocks[i], of which there are `count`. CXL_SHM_OK: it is stored, or pulled and verified. CXL_SHM_E_EXISTS,
+ * is the outcome of blocks[i]; both arrays have `count` entries. CXL_SHM_OK: it is stored, or pulled and verified. CXL_SHM_E_EXISTS,
  * CXL_SHM_E_BUSY, CXL_SHM_E_FULL, CXL_SHM_E_NOT_FOUND: as of cxl_shm_cache_publish() and cxl_shm_cache_pull(). CXL_SHM_E_CLOSED: the cache
  * was closed before, and nothing was committed. CXL_SHM_E_GPU, CXL_SHM_E_TIMEOUT and others: it failed.
  * CXL_SHM_E_TIMEOUT if they have not ended; outcomes are not written then. */

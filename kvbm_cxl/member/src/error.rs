@@ -10,7 +10,7 @@ pub enum Error {
     /// etcd does not answer, or refuses.
     #[error("{what}: {}", told(source))]
     Etcd {
-        /// What was attempted, where.
+        /// The call, and its endpoint.
         what: String,
         /// Its answer.
         source: etcd_client::Error,
@@ -18,7 +18,7 @@ pub enum Error {
     /// etcd gave no answer in time.
     #[error("{what}: no answer within {timeout_ms} ms")]
     Timeout {
-        /// What was attempted, where.
+        /// The call, and its endpoint.
         what: String,
         /// The deadline that passed.
         timeout_ms: u64,
@@ -31,7 +31,7 @@ pub enum Error {
     Value {
         /// The key.
         key: String,
-        /// What is wrong with its value.
+        /// Why its value is invalid.
         reason: String,
     },
     /// Every slot is another machine's.
@@ -62,14 +62,14 @@ pub enum Error {
     /// The command cannot be run, or the operating system refused something.
     #[error("{what}: {source}")]
     Os {
-        /// What was attempted.
+        /// The call that failed.
         what: String,
         /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// An error of the client with what lies below it: that a certificate is refused is said there only.
+/// An error of the client with its sources: only these say that a certificate was refused.
 fn told(error: &etcd_client::Error) -> String {
     let mut text = error.to_string();
     let mut below = std::error::Error::source(error);

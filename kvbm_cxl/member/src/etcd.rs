@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! etcd as this program uses it: every call with a deadline and an error that says what was attempted.
+//! etcd as this program uses it: every call with a deadline and an error that names the call.
 
 use crate::error::{Error, Result};
 use crate::holder::{Holder, Keys};
@@ -29,7 +29,7 @@ pub struct Etcd {
 /// A change of a slot's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is leased, or its holder has joined anew.
+    /// It is leased, or its holder has joined again.
     Held(u16, Holder),
     /// The lease has run out or was given back.
     Gone(u16),
@@ -53,7 +53,7 @@ impl Etcd {
         Ok(Etcd { client, endpoints: endpoints.to_vec(), security: security.clone(), timeout_ms })
     }
 
-    /// Connects anew, with the certificates and the password as their files hold them now.
+    /// Reconnects, and reads the files of the certificates and the password again.
     ///
     /// # Errors
     /// Those of [`Etcd::connect`]; the connection before is kept then.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What stands in etcd about a host: one key a slot, below the pool it is a slot of, tied to a lease.
+//! The entry of a host in etcd: one key for each slot, below the key of its pool, tied to a lease.
 
 use crate::error::{Error, Result};
 use cxl_pool::media::{Superblock, uuid_text};

@@ -88,7 +88,7 @@ impl Keeper {
         match self.follow(&joined).await {
             Ok(()) => Ok(joined),
             Err(error) => {
-                // What went wrong is worth more than what goes wrong on the way out.
+                // The first error matters more than one of the clean-up.
                 let _ = joined.leave();
                 Err(error)
             }
@@ -116,7 +116,7 @@ impl Keeper {
     }
 
     /// A sign of life. A lease that ran out is replaced by a new one, and the slot claimed again: the hosts that saw it go have fenced this
-    /// one, and it has joined anew by itself.
+    /// one, and it has joined again by itself.
     ///
     /// # Errors
     /// [`Error::Foreign`] when another machine has the slot by now; those of etcd.
@@ -129,7 +129,7 @@ impl Keeper {
         self.follow(host).await
     }
 
-    /// Connects anew: a certificate that ran out, or a password that was changed, may be replaced by now. The connection, for others.
+    /// Reconnects: an expired certificate or a changed password may be replaced by now. Returns the connection, for others.
     pub async fn reconnect(&mut self) -> Result<Etcd> {
         self.etcd.reconnect().await?;
         Ok(self.etcd.clone())

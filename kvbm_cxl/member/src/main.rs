@@ -60,7 +60,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // One thread beside this one: joining and leaving the pool may block, the connection must not wait for them.
+    // One thread more than this one: joining and leaving the pool may block, the connection must not wait for them.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => runtime.block_on(run(&arguments)),

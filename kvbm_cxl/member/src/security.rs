@@ -65,7 +65,7 @@ impl Security {
         Ok(options)
     }
 
-    /// What is shown to etcd, for errors: a server that wants a certificate and sees none closes the connection without a word.
+    /// The credentials that etcd sees, for errors: a server that wants a certificate and sees none closes the connection without a word.
     pub fn shown(&self, endpoints: &[String]) -> String {
         let certificate = match &self.cert {
             _ if !endpoints.iter().any(|endpoint| endpoint.starts_with("https://")) => "without TLS".into(),

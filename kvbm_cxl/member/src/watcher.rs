@@ -10,7 +10,7 @@ use crate::holder::{Holder, Keys};
 use etcd_client::WatchStream;
 use std::collections::BTreeMap;
 
-/// What is known of the leases.
+/// The known state of the leases.
 pub struct Watcher {
     etcd: Etcd,
     keys: Keys,
@@ -54,12 +54,12 @@ impl Watcher {
         }
     }
 
-    /// Goes on over another connection, from the next [`Watcher::resume`] on.
+    /// Switches to another connection, from the next [`Watcher::resume`] on.
     pub fn follow(&mut self, etcd: Etcd) {
         self.etcd = etcd;
     }
 
-    /// Watches again after the connection was lost or history was compacted away. What ended meanwhile is told by who is there now.
+    /// Watches again after the connection was lost or history was compacted away. The present holders show which leases ended meanwhile.
     ///
     /// # Errors
     /// Those of etcd; nothing is lost by trying again.

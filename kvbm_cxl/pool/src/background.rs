@@ -38,7 +38,7 @@ pub struct FailedRound {
     pub message: String,
 }
 
-/// Failed rounds of the background threads of one host in this process: logged, counted by class, the last one kept. The threads go on.
+/// Failed rounds of the background threads of one host in this process: logged, counted by class, the last one kept. The threads stay.
 #[derive(Default)]
 pub struct FailedRounds {
     counts: [AtomicU64; ERROR_CLASSES.len()],
@@ -89,8 +89,8 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the thread `name`. Each `round` says how long to rest before the next, or `None` when there is no more to do. `what` is what
-    /// could not be done when no thread can be had ([`Error::Os`]). The thread runs on `cpus`, where they are given.
+    /// Starts the thread `name`. Each `round` says how long to rest before the next, or `None` when there is no more to do. `what` names
+    /// the work in the error when no thread can start ([`Error::Os`]). The thread runs on `cpus`, where they are given.
     pub fn start(
         name: &str,
         what: &str,

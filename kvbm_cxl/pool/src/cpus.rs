@@ -91,7 +91,7 @@ impl CpuSet {
     /// The same, tried by a thread that ends: nothing of this process is bound by it.
     ///
     /// # Errors
-    /// Those of [`CpuSet::bind_current_thread`]; [`Error::Os`] when there is no thread to be had.
+    /// Those of [`CpuSet::bind_current_thread`]; [`Error::Os`] when no thread can start.
     pub fn check(&self) -> Result<()> {
         std::thread::scope(|scope| {
             let tried = std::thread::Builder::new().spawn_scoped(scope, || self.bind_current_thread());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CRC32C of a metadata line together with its place, at the cost of nine instructions.
 //!
-//! The general routine of the `crc32c` crate is made for long buffers; on 72 bytes its set-up shows beside a line's own cost.
+//! The general routine of the `crc32c` crate is made for long buffers; on 72 bytes its set-up is a large part of the cost.
 
 use crate::coherence::Line;
 
-/// CRC32C, continued from `seed`, of the region number, the line number (both little-endian) and the line behind its own CRC.
+/// CRC32C, continued from `seed`, of the region number, the line number (both little-endian) and the line after its own CRC.
 #[inline]
 pub(crate) fn line_crc(seed: u32, region: u32, index: u64, line: &[u64; 8]) -> u32 {
     let place = place_of(region, index, line);
@@ -48,7 +48,7 @@ fn whole_in_hardware(seed: u32, region: u32, indexes: &[u64], lines: &[Line]) ->
     mask_of(indexes, lines, |index, line| hardware(seed, place_of(region, index, line), line))
 }
 
-/// The sixteen bytes that the sum of a line begins with: where it is, and what stands beside its CRC.
+/// The sixteen bytes that the sum of a line begins with: its place, and the four bytes after its CRC in the same word.
 #[inline(always)]
 fn place_of(region: u32, index: u64, line: &[u64; 8]) -> [u64; 2] {
     [u64::from(region) | index << 32, index >> 32 | line[0] & !0xffff_ffff]

@@ -32,7 +32,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device stopped answering (SIGBUS BUS_ADRERR: unplugged, unbound, truncated file, full file system behind a sparse one), or the
+    /// A device stopped answering (SIGBUS BUS_ADRERR: unplugged, unbound, truncated file, full file system under a sparse one), or the
     /// memory that this machine's processes share did.
     #[error("device {} lost at pool offset {offset:#x} (+{len_bytes} bytes): {}", escaped(.device), escaped(.cause))]
     DeviceLost {
@@ -42,7 +42,7 @@ pub enum Error {
         offset: u64,
         /// Length of the access.
         len_bytes: u64,
-        /// Why, as far as it can be told, and what to do.
+        /// Why, as far as is known, and the remedy.
         cause: String,
     },
     /// The memory itself is damaged (SIGBUS BUS_MCEERR_AR), or the range was marked bad before.
@@ -56,13 +56,13 @@ pub enum Error {
     /// An offset or length does not lie inside the pool or region.
     #[error("{what}: offset {offset:#x} (+{len_bytes} bytes) lies outside the {limit_bytes} bytes there are")]
     OutOfRange {
-        /// What was addressed.
+        /// The object of the access.
         what: &'static str,
         /// The offset asked for.
         offset: u64,
         /// The length asked for.
         len_bytes: u64,
-        /// The size of what was addressed.
+        /// The size of that object.
         limit_bytes: u64,
     },
     /// A metadata line does not verify. It is never read as empty.
@@ -72,7 +72,7 @@ pub enum Error {
         region: &'static str,
         /// Line number in the region.
         index: u64,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: &'static str,
     },
     /// The pool or a device cannot be opened as it is.
@@ -99,7 +99,7 @@ pub enum Error {
     Gpu {
         /// Number of the GPU in CUDA.
         device: u32,
-        /// What was attempted, and the driver's name for what became of it.
+        /// The call, and the driver's name of its error.
         what: String,
     },
     /// Ended early, as a caller asked for; what of it was done is not known.
@@ -108,7 +108,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("{}: {source}", escaped(.what))]
     Os {
-        /// What was attempted, on what.
+        /// The call, and its object.
         what: String,
         /// The system's error.
         source: std::io::Error,
@@ -124,12 +124,12 @@ pub enum Error {
     /// A deadline passed.
     #[error("{}: no answer within {timeout_ms} ms", escaped(.what))]
     Timeout {
-        /// What was waited for.
+        /// The event that the caller waited for.
         what: String,
         /// The deadline that passed.
         timeout_ms: u64,
     },
-    /// No slot could be had.
+    /// No slot was available.
     #[error(
         "slot {slot} is in use by another machine: leave the choice to the pool; `cxlctl hosts` tells which machine that is and whether \
          it lives, and two machines must not have one identity (CXL_MACHINE_ID)"
@@ -153,7 +153,7 @@ pub enum Error {
     /// Nothing is left of a bounded resource.
     #[error("{what} is full ({limit}): {advice}")]
     Full {
-        /// What is full.
+        /// The full resource.
         what: &'static str,
         /// Its size.
         limit: u64,
@@ -188,7 +188,7 @@ pub enum Error {
         /// What kept it from being opened.
         reason: String,
     },
-    /// The pool was formatted anew, or its device swapped, under this handle.
+    /// The pool was formatted again, or its device swapped, under this handle.
     #[error("the pool was replaced under this handle (incarnation {was:#x}, now {now:#x}): close it and open it again")]
     Replaced {
         /// Incarnation at open.
@@ -196,7 +196,7 @@ pub enum Error {
         /// Incarnation found now.
         now: u64,
     },
-    /// The other end of a connection, or of a call, is there no more: what was under way is lost.
+    /// The other end of a connection, or of a call, is gone: its pending messages are lost.
     #[error("{peer} is gone ({reason}): what was not answered may or may not have arrived; connect again")]
     PeerGone {
         /// Who.
@@ -213,9 +213,9 @@ pub enum Error {
     /// A message that no ring of this size can take.
     #[error("a message of {len_bytes} bytes: at most {max_bytes} go through this connection")]
     TooLarge {
-        /// What was to be sent.
+        /// Length of the message.
         len_bytes: u64,
-        /// What can be.
+        /// The largest length.
         max_bytes: u64,
     },
     /// A line that its writer sealed for this connection says what cannot be: a fault of the program at the other end.

@@ -2,7 +2,7 @@
 //! Failure-detector timer: how long a host was silent. It ignores the time in which the observer itself was suspended.
 //!
 //! An observer that was suspended for seconds (a virtual machine that was paused or moved, a process that got no processor) finds every
-//! host's last sign old when it goes on, that of those who were suspended with it above all. So time counts only between looks that are
+//! host's last sign old when it runs again, above all that of hosts suspended with it. So time counts only between looks that are
 //! near each other: after a pause most of the patience is left, in which the living are heard again.
 
 use crate::fault::mutant;

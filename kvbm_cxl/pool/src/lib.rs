@@ -12,12 +12,12 @@
 //! | [`ring`] | messages and calls between two processes of any hosts |
 //! | [`cache`] | the prefix cache: publish, verified pull, pins, eviction |
 //! | [`copy`](mod@copy) | payload in and out of the pool: gather, scatter, sparse lists, with flushes and fences in their places |
-//! | [`record`], [`alloc`], [`objects`], [`lock_table`], [`metrics`] | small tables whose commits survive a writer that goes on after it was taken for dead; chunks and blocks; names of roots; which locks are in use; what a process counts and a host tells the pool of it |
+//! | [`record`], [`alloc`], [`objects`], [`lock_table`], [`metrics`] | small tables whose commits survive a writer that resumes after it was taken for dead; chunks and blocks; names of roots; which locks are in use; what a process counts and a host tells the pool of it |
 //! | [`host`], [`lock`] | slots, heartbeats, fences; the two-tier lock and its manager. One layer: a manager serves both |
 //! | [`device`], [`machine`], [`platform`] | what a pool lies on; clock, processes and shared memory of this machine, and their trait |
 //! | `crc`, [`line`](mod@line) | checksums; publish and fetch of a 64-byte line, the two recipes that everything above is made of |
 //! | [`media`] | the on-media format: every line, its writer, its checks |
-//! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
+//! | [`coherence`] | flushes, fences, non-temporal stores; one trait for the CPU, the emulator and the simulator |
 //! | [`limits`], `error`, [`fault`], [`background`], [`cpus`], `failure_detector`, `machine_id` | every bound; typed errors; the named rules and points that tests drop and strike; threads, and where they run; how long a host was silent; who a machine is |
 //!
 //! # Example: a cache of KV blocks

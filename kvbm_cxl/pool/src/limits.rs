@@ -58,8 +58,8 @@ pub const MAX_NUMBER: u32 = 1 << 31;
 pub const TORN_RETRIES: usize = 4;
 /// Processes of one machine that may share a host slot at a time.
 pub const MAX_PROCESSES: usize = 64;
-/// Local memory of a host that is left to the layers above it, in bytes, beside [`LOCAL_BYTES_PER_CHUNK`] for each chunk of the pool. Where
-/// one of them lays its part out anew in as many bytes, this changes: memory of another length is emptied before it is used again.
+/// Local memory of a host that is left to the layers above it, in bytes, on top of [`LOCAL_BYTES_PER_CHUNK`] for each chunk of the pool. If
+/// a layer changes its layout but not its length, this changes: memory of another length is emptied before it is used again.
 pub const LOCAL_BYTES_ABOVE_HOST: usize = 17 << 10;
 /// Local memory of a host per chunk of the pool, in bytes.
 pub const LOCAL_BYTES_PER_CHUNK: usize = 4;

@@ -25,7 +25,7 @@ use crate::media::{Layout, MediaLine};
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
-/// Lines that are fetched together, behind one fence.
+/// Lines that are fetched together, after one fence.
 pub(crate) const FETCHED_TOGETHER: usize = 64;
 
 /// A structure that fills exactly one line inside a block and starts with its CRC; the lines of the regions are [`MediaLine`]s.
@@ -123,7 +123,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Fetches lines of two regions into `lines`, behind one fence, so that all their misses overlap: at most [`FETCHED_TOGETHER`] of both.
+    /// Fetches lines of two regions into `lines`, after one fence, so that all their misses overlap: at most [`FETCHED_TOGETHER`] of both.
     /// Gives those that verify, in order; `None` for the others, which may be in the middle of being written. No order holds among them.
     pub(crate) fn fetch_both<'a, A: MediaLine, B: MediaLine>(
         &self,
@@ -228,7 +228,7 @@ impl Lines {
     }
 
     /// Looks at up to 64 lines of one region without flushing or verifying them: what this host's caches hold, perhaps since long ago, or
-    /// else what is in the memory. Only for advice that another host's line confirms. The load fence keeps the flush of a second look from
+    /// else the memory. Only for advice that another host's line confirms. The load fence keeps the flush of a second look from
     /// running ahead of this one, which would leave the old line where it is.
     pub fn peek_some<'a, T: MediaLine>(&self, indexes: &[u64], lines: &'a mut [Line]) -> Result<impl Iterator<Item = &'a T> + use<'a, T>> {
         let mut offsets = [0; FETCHED_TOGETHER];
@@ -270,7 +270,7 @@ impl Lines {
         if self.does_flush() { self.memory.flush_line(offset) } else { Ok(()) }
     }
 
-    /// Flushes lines with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence behind
+    /// Flushes lines with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence after
     /// the last one orders either.
     fn flush_many(&self, offsets: &[u64]) -> Result<()> {
         if self.does_flush() { self.memory.flush_lines(offsets) } else { Ok(()) }
@@ -365,7 +365,7 @@ fn values_of<T: MediaLine>(lines: &[Line], whole: u64) -> impl Iterator<Item = O
     })
 }
 
-/// What was fetched, if the line verified; any error but that one stays an error.
+/// The fetched line if it verified; any error but that one stays an error.
 pub(crate) fn if_whole<T>(fetched: Result<T>) -> Result<Option<T>> {
     match fetched {
         Ok(found) => Ok(Some(found)),

@@ -2,7 +2,7 @@
 //! Which locks are in use: one bit per lock in the first records, written under [`LOCK_TABLE`](crate::lock::LOCK_TABLE).
 //!
 //! The table only hands numbers out. A crash between the commit and the return of [`allocate_lock`] leaves a lock that no caller knows of;
-//! it costs one number and cannot be told from a used one, so callers store the number in a named object right away.
+//! it costs one number and looks like a used one, so callers store the number in a named object right away.
 
 use crate::error::{Error, Result};
 use crate::fault::point;

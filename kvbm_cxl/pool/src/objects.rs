@@ -3,7 +3,7 @@
 //!
 //! A hash table with linear probing over [`OBJECT_PROBES`] cells; each cell is a [record] with an [`ObjectValue`], written
 //! under [`LOCK_OBJECTS`](crate::lock::LOCK_OBJECTS). A name never moves while it is bound, so lookups need no lock. A destroyed name
-//! leaves a tombstone, which becomes empty again once the cell behind it is.
+//! leaves a tombstone, which becomes empty again once the cell after it is.
 
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -126,7 +126,7 @@ impl Objects {
         self.bind(&Object { name: name.to_vec(), offset, len_bytes, is_listener: false }, timeout_ms, |_| Ok(true))
     }
 
-    /// Binds a name; one that is bound, to what `may_replace` says while no process can bind it anew. Errors as [`Objects::put`].
+    /// Binds a name; one that is bound, to what `may_replace` says while no process can bind it again. Errors as [`Objects::put`].
     pub(crate) fn bind(&self, new: &Object, timeout_ms: u64, may_replace: impl FnOnce(&Object) -> Result<bool>) -> Result<()> {
         let Object { ref name, offset, len_bytes, is_listener } = *new;
         check_name(name)?;
@@ -225,13 +225,13 @@ impl Objects {
         self.destroy_if(name, timeout_ms, |_| Ok(true))
     }
 
-    /// Unbinds a name if it is bound to this offset: not where it was bound anew meanwhile, which is [`Error::NotFound`] as well.
+    /// Unbinds a name if it is bound to this offset: not where it was bound again meanwhile, which is [`Error::NotFound`] as well.
     /// Errors as [`Objects::destroy`].
     pub fn destroy_at(&self, name: &[u8], offset: u64, timeout_ms: u64) -> Result<()> {
         self.destroy_if(name, timeout_ms, |bound| Ok(bound.offset == offset))
     }
 
-    /// Unbinds a name if it is bound to what `is_meant`, asked while no process can bind it anew, says; if not, that is [`Error::NotFound`]
+    /// Unbinds a name if it is bound to what `is_meant`, asked while no process can bind it again, says; if not, [`Error::NotFound`]
     /// as well. Errors as [`Objects::destroy`].
     pub(crate) fn destroy_if(&self, name: &[u8], timeout_ms: u64, is_meant: impl FnOnce(&Object) -> Result<bool>) -> Result<()> {
         check_name(name)?;
@@ -251,8 +251,8 @@ impl Objects {
         if (behind.state != ObjectValue::EMPTY && !mutant!("objects.destroy_empty")) || cells == 1 {
             return locked.commit(&[(bound, unbound(ObjectValue::TOMB))]);
         }
-        // No probe goes on behind this cell, so it may end here, and with it the tombstones right before it. The order matters: a
-        // crash between two cells must not leave a live one behind an empty one.
+        // No probe continues after this cell, so it may end here, and with it the tombstones right before it. The order matters: a
+        // crash between two cells must not leave a live one after an empty one.
         let mut changes = vec![(bound, unbound(ObjectValue::EMPTY))];
         for back in 1..(INTENT_LINES as u64).min(cells - 1) {
             let before = locked.read(beside(bound.number, cells - back))?;
@@ -268,7 +268,7 @@ impl Objects {
         locked.commit(&changes)
     }
 
-    /// Every bound name, in no order. Names bound or unbound meanwhile may or may not be in it, and one that was unbound and bound anew
+    /// Every bound name, in no order. Names bound or unbound meanwhile may or may not be in it, and one that was unbound and bound again
     /// may be in it twice; doubt is settled as in [`Objects::get`].
     pub fn list(&self, timeout_ms: u64) -> Result<Vec<Object>> {
         let mut objects = Vec::new();

@@ -60,7 +60,7 @@ pub trait Platform: Send + Sync {
     fn is_alive(&self, process: ProcessId) -> bool;
     /// Monotonic time of this machine in nanoseconds. Never compared with another machine's.
     fn now_ns(&self) -> u64;
-    /// As [`Platform::now_ns`], but up to 10 ms behind it where that is cheaper.
+    /// As [`Platform::now_ns`], but up to 10 ms late where that is cheaper.
     fn now_coarse_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -75,7 +75,7 @@ pub trait Platform: Send + Sync {
     /// Random bits, different in every process.
     fn random(&self) -> u64;
     /// Names the kernel that this process runs under together with the file through which it asks that kernel about others; 0 = it cannot
-    /// ask. Processes with the same witness are told of each other's marks.
+    /// ask. Processes with the same witness learn of each other's marks.
     fn witness(&self) -> u64 {
         0
     }

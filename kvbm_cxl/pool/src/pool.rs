@@ -163,11 +163,11 @@ impl Pool {
 
     /// Formats the devices as one pool and opens it.
     ///
-    /// Files that do not exist are made when the name gives a size. What is written and in which order: [`write_regions`],
-    /// [`write_superblocks`].
+    /// Files that do not exist are made when the name gives a size. [`write_regions`] and
+    /// [`write_superblocks`] say what it writes, and in which order.
     ///
     /// # Errors
-    /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::Partition`] where the part of a device
+    /// [`Error::NotAPool`] naming the content of a device, unless [`FormatOptions::force`]; [`Error::Partition`] where the part of a device
     /// that the name gives is none, or overlaps another pool, which not even force allows; [`Error::InUse`] when hosts use a pool there,
     /// and [`Error::HostsUnseen`] where that cannot be seen, unless [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts
     /// do not stop; [`Error::Invalid`] for numbers that do not fit. A file that was made for a format that fails is removed.
@@ -181,7 +181,7 @@ impl Pool {
         let layout = Layout::new(geometry)?;
         let stripes = Stripes::of(&geometry)?;
         if let Some(part) = spec.metadata() {
-            // No more of it than the metadata needs: what lies behind stays that of others.
+            // No more of it than the metadata needs: the rest stays that of others.
             let device = format::metadata_part(devices.remove(0), part, geometry.metadata_bytes)?;
             turns.push(device.lock_for_format()?);
             refuse_overlap(&device, 0, geometry.metadata_bytes)?;

@@ -11,7 +11,7 @@
 //! | A2 | publish the own copies | |
 //! | A3 | fetch every fence row again | a fence seen here means that the successor may have missed the copy: outcome unknown |
 //!
-//! A fenced host that goes on can therefore only write records that its visible intent names. The next holder seals exactly those: it
+//! A fenced host that resumes can therefore only write records that its visible intent names. The next holder seals exactly those: it
 //! writes their value again under its own, higher grant, so that anything that still surfaces is outvoted. A seal is written by the same
 //! steps as a commit, because its writer can become a zombie as well.
 
@@ -201,12 +201,12 @@ impl<'h> Locked<'h> {
 
     /// A1: the value of a record.
     ///
-    /// It is the truth for what is then committed under this guard. A caller that only reports it calls [`Locked::confirm`] first.
+    /// It is the truth for later commits under this guard. A caller that only reports it calls [`Locked::confirm`] first.
     pub fn read(&self, number: u64) -> Result<Best> {
         fetch_best(self.host().lines(), number)
     }
 
-    /// A3 on its own: what was read under this guard was the truth when it was read.
+    /// A3 on its own: the values read under this guard were the truth when they were read.
     ///
     /// # Errors
     /// [`Error::Fenced`]: another host may have held the lock meanwhile.

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What KVBM is told: each key, as `Ok` or as `Err`.
+/// The answers for KVBM: each key, as `Ok` or as `Err`.
 pub type Answers = Vec<std::result::Result<SequenceHash, SequenceHash>>;
 
 /// The blocks of one worker in the pool. Cheap to clone; every clone is the same.
@@ -54,8 +54,8 @@ impl CxlBlocks {
         Self::recorded(cache, model, shape, ranks, None)
     }
 
-    /// As [`CxlBlocks::new`], with a record of what is asked for by [`CxlBlocks::has`] and stored. Only the worker of rank 0 writes one:
-    /// the others are asked the same. Where there can be no file, the blocks are there without one, and the log says why.
+    /// As [`CxlBlocks::new`], with a record of the keys that [`CxlBlocks::has`] asks for and of those stored. Only the worker of rank 0
+    /// writes one: the others are asked the same. Where there can be no file, the blocks are there without one, and the log says why.
     ///
     /// # Errors
     /// As [`CxlBlocks::new`].
@@ -96,7 +96,7 @@ impl CxlBlocks {
         Ok(self.inner.blocks.cache().watch(self.inner.own, self.inner.shape.block_bytes() as u64, &others.collect::<Vec<_>>())?)
     }
 
-    /// What came and went since the last look.
+    /// The blocks that came and went since the last look.
     pub(crate) fn look(&self, watch: &mut Watch) -> Result<Changes> {
         Ok(watch.look(self.inner.blocks.cache())?)
     }

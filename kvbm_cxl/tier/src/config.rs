@@ -12,7 +12,7 @@ pub const ENV_POOL: &str = "DYN_KVBM_CXL_POOL";
 pub const ENV_CHECKSUMS: &str = "DYN_KVBM_CXL_CHECKSUMS";
 /// Percent of this process's cells: when fewer are free the evictor begins.
 pub const ENV_LOW_WATER: &str = "DYN_KVBM_CXL_LOW_WATER_PERCENT";
-/// Percent of this process's cells: it goes on until so many are free.
+/// Percent of this process's cells: it runs until so many are free.
 pub const ENV_HIGH_WATER: &str = "DYN_KVBM_CXL_HIGH_WATER_PERCENT";
 
 /// A folder for a record of what this process asks for and stores, as salted ids of blocks: for `cxlctl record` and `cxl-plan`. Without it
@@ -20,7 +20,7 @@ pub const ENV_HIGH_WATER: &str = "DYN_KVBM_CXL_HIGH_WATER_PERCENT";
 pub const ENV_RECORD_DIR: &str = "DYN_KVBM_CXL_RECORD_DIR";
 /// A secret that the recorded ids depend on, the same on all hosts whose records are to be merged.
 pub const ENV_RECORD_SALT: &str = "DYN_KVBM_CXL_RECORD_SALT";
-/// Longest record of a process, in bytes; a gibibyte by default. What comes behind it is dropped and counted.
+/// Longest record of a process, in bytes; a gibibyte by default. Later entries are dropped and counted.
 pub const ENV_RECORD_MAX_BYTES: &str = "DYN_KVBM_CXL_RECORD_MAX_BYTES";
 
 /// Where a process records what it asks for and stores.

@@ -27,7 +27,7 @@ macro_rules! named {
 }
 
 named!(
-    /// What was asked for.
+    /// The kind of a request.
     Operation {
         /// Whether a block is there.
         Has = "has",
@@ -87,7 +87,7 @@ named!(
 );
 
 impl Outcome {
-    /// Whether KVBM is told `Ok`.
+    /// Whether KVBM gets `Ok`.
     pub fn is_ok(self) -> bool {
         matches!(self, Outcome::Done | Outcome::Exists)
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a router needs of a block and the block's key does not hold: the hash of its own tokens, and its parent's hash.
 //!
-//! A description is a small block beside the block that it describes, under the same key, in a namespace of its own. So every host can tell
-//! routers of every block, whichever host stored it. The pool needs cells for it that are smaller than those of blocks.
+//! A description is a small block next to the block that it describes, under the same key, in a namespace of its own. So every host can
+//! tell routers of every block, whichever host stored it. The pool needs cells for it that are smaller than those of blocks.
 
 use crate::blocks::CxlBlocks;
 use crate::error::{Error, Result};

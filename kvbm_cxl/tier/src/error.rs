@@ -23,7 +23,7 @@ pub enum Error {
     Field {
         /// Which one.
         field: &'static str,
-        /// What is wrong with it, and what to do.
+        /// Why it is invalid, and the remedy.
         reason: String,
     },
     /// The pool has no cells in which a block fits.
@@ -49,7 +49,7 @@ pub enum Error {
     /// The system gave no memory.
     #[error("no {len_bytes} bytes of host memory: {source}")]
     Memory {
-        /// What was asked for.
+        /// The requested length.
         len_bytes: usize,
         /// The system's error.
         source: std::io::Error,

@@ -13,7 +13,7 @@ use kvbm_engine::SequenceHash;
 use kvbm_logical::events::KvCacheEvent;
 use std::cmp::Reverse;
 
-/// What one listener was told of the blocks of a model.
+/// The events that one listener got of the blocks of a model.
 ///
 /// The stream that a `KvbmCacheEventsPublisher` takes can be made of it: one look, its events, a wait.
 pub struct PoolEvents {
@@ -30,7 +30,7 @@ impl PoolEvents {
         Ok(PoolEvents { watch: blocks.watch()?, blocks: blocks.clone() })
     }
 
-    /// What is new since the last look, in the order of KVBM's batches: what went, children first, and then what came, parents first. It
+    /// The changes since the last look, in the order of KVBM's batches: removed blocks, children first, then new ones, parents first. It
     /// reads the descriptors of all cells that can hold such blocks, and blocks the thread meanwhile.
     ///
     /// # Errors

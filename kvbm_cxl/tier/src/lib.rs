@@ -21,7 +21,7 @@
 //! | [`counts`] | what became of every block that was asked for, by reason |
 //! | [`presence`] | which blocks need no offload, as the pool says |
 //! | [`events`] | which blocks came to the pool and went, in KVBM's format |
-//! | `descriptions` | what a router needs of a block and its key does not hold, beside the block in the pool (feature `router`) |
+//! | `descriptions` | what a router needs of a block and its key does not hold, next to the block in the pool (feature `router`) |
 //! | `router` | the pool's index for Dynamo's KV router in the same process, and events in its format (feature `router`) |
 //! | [`memory`], [`worker`] | host memory as G2, and a worker that has nothing else |
 //!

@@ -17,7 +17,7 @@ pub(crate) struct Source<'l> {
 }
 
 impl<'l> Source<'l> {
-    /// `pool` is where this process maps the pool: what lies there must not be copied as if it were memory of this host alone.
+    /// `pool` is where this process maps the pool: that memory must not be copied as if it were memory of this host alone.
     pub(crate) fn of(layout: &'l PhysicalLayout, shape: &BlockShape, pool: &Range<usize>) -> Result<Self, Outcome> {
         let inner = layout.layout();
         if !shape.is_of(inner.config(), inner.block_layout()) {

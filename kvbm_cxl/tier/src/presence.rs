@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which blocks need no offload: those that the pool has, whichever host stored them.
 //!
-//! KVBM's filters before an offload ask a [`PresenceChecker`]. There is no `ObjectLockManager` beside it: a reservation in the pool already
+//! KVBM's filters before an offload ask a [`PresenceChecker`]. It needs no `ObjectLockManager`: a reservation in the pool already
 //! makes one writer of each key, and ends with its process.
 
 use crate::blocks::CxlBlocks;

@@ -135,7 +135,7 @@ impl RouterEvents {
         blocks.iter().for_each(|block| self.remember(block.sequence_hash(), tokens_of(block), None));
     }
 
-    /// As [`RouterEvents::know`], and stores what was shown in the pool, for the events of every worker: for blocks that this worker puts
+    /// As [`RouterEvents::know`], and stores the descriptions in the pool, for the events of every worker: for blocks that this worker puts
     /// there. The result is how many of them have a description in the pool now. A description leaves the pool with its block, or as blocks
     /// do; a look of this process stores it again when its block has come without it.
     ///
@@ -164,7 +164,7 @@ impl RouterEvents {
         }
     }
 
-    /// Stores the descriptions of blocks that have come: each may have left the pool with the block's last stay there, behind the call that
+    /// Stores the descriptions of blocks that have come: each may have left the pool with the block's last stay there, after the call that
     /// described it.
     fn describe_again(&self) -> Result<()> {
         for &hash in self.silent.iter().filter(|_| self.descriptions.is_possible()) {
@@ -187,7 +187,7 @@ impl RouterEvents {
         Ok(())
     }
 
-    /// What the router has to be told since the last look: what went, and then what came, parents first. It blocks the thread as
+    /// The events for the router since the last look: removed blocks, then new ones, parents first. It blocks the thread as
     /// [`PoolEvents::look`] does.
     ///
     /// # Errors

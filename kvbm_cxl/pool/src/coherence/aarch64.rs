@@ -2,7 +2,7 @@
 //! The steps on aarch64 (Arm ARM: DC CIVAC and DC CVAC at EL0, DSB, STNP).
 //!
 //! There is no 64-byte store to rely on, so a line is written as stores and a clean, and a reader may see it torn: its CRC tells. Cache
-//! maintenance is complete only behind a DSB, so both write fences are one.
+//! maintenance is complete only after a DSB, so both write fences are one.
 
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite, arm_line_bytes};
 use super::line_sum::LineSum;
@@ -63,7 +63,7 @@ pub(super) unsafe fn load_line(_choice: LineLoad, from: *const u8) -> Line {
     bytemuck::cast(std::array::from_fn::<u64, 8, _>(|index| unsafe { from.cast::<u64>().add(index).read_volatile() }))
 }
 
-/// Loads the lines that lie `offsets` behind `base`, as far as both lists go.
+/// Loads the lines at `offsets` from `base`, as far as both lists go.
 ///
 /// # Safety
 /// As for [`load_line`], of every line.
@@ -81,8 +81,8 @@ pub(super) unsafe fn load_lines(choice: LineLoad, base: *const u8, offsets: &[u6
 #[inline]
 pub(super) unsafe fn store_line(_choice: LineLoad, to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // A wrong CRC first, in front of a barrier because stores are not ordered here: what this cache held of the line may be old, and
-    // written back between two stores it must not verify. The word with the right CRC last, behind a barrier: a line that is whole for
+    // A wrong CRC first, in front of a barrier because stores are not ordered here: this cache's copy of the line may be old, and
+    // written back between two stores it must not verify. The word with the right CRC last, after a barrier: a line that is whole for
     // others has no store left to come, which could bring it back after its next owner has written it.
     // SAFETY: what the caller promises.
     unsafe { to.cast::<u64>().write_volatile(words[0] ^ super::CRC_BITS) };

@@ -120,11 +120,11 @@ impl Bare {
         }
     }
 
-    /// Copies out from `skip_bytes` behind the start of line `first` with ordinary loads and stores, cached or not.
+    /// Copies out from `skip_bytes` after the start of line `first` with ordinary loads and stores, cached or not.
     #[inline]
     pub fn copy_out(&self, first: u64, skip_bytes: usize, destination: &mut [u8]) {
         let (from, len) = self.range(first, destination.len().saturating_add(skip_bytes));
-        // SAFETY: as in `copy_in`; what is skipped is not copied.
+        // SAFETY: as in `copy_in`; the skipped bytes are not copied.
         unsafe {
             let (from, len) = (from.add(skip_bytes.min(len)), len.saturating_sub(skip_bytes));
             arch::copy_cached(destination.as_mut_ptr(), from, len);

@@ -32,7 +32,7 @@ pub struct LostDevice {
     pub code: i32,
 }
 
-/// A mapping under guard, and what has gone wrong in it so far.
+/// A mapping under guard, and its damage so far.
 pub struct FaultMap {
     // First, so that the guard ends before the memory is unmapped.
     registration: Registration,
@@ -126,7 +126,7 @@ impl FaultMap {
     /// Whether an operation on the range that just ended met damage.
     #[inline]
     pub(super) fn leave(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        // The handler runs on this thread, so it is enough that the compiler keeps the look behind the access.
+        // The handler runs on this thread, so it is enough that the compiler keeps the check after the access.
         compiler_fence(Ordering::SeqCst);
         self.check(offset, len_bytes)
     }
@@ -214,7 +214,7 @@ fn why_lost(path: &Path, pool_end: u64) -> String {
     let has_holes = found.blocks().saturating_mul(512) < found.len();
     match found.len() {
         len_bytes if len_bytes < pool_end => {
-            format!("its file was truncated to {len_bytes} bytes: restore it or format it anew, and open the pool again")
+            format!("its file was truncated to {len_bytes} bytes: restore it or format it again, and open the pool again")
         }
         _ if has_holes => {
             "its file has holes, and its file system has no room for them: free some there and open the pool again, or remove \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which CPU instruction does each step: what this machine has, what is the default, and how a choice is written.
+//! Which CPU instruction does each step: the choices of this machine, the default, and how a choice is written.
 //!
 //! `cxlctl doctor` measures every available choice; `CXL_COHERENCE` or a configuration picks one. A choice is made once, when a mapping
 //! is opened, so that a step costs one predictable branch.

@@ -76,7 +76,7 @@ impl LineSum {
         is_whole.then_some(LineSum { sums, lines: len_bytes / LINE_BYTES as u64, done: 0 })
     }
 
-    /// Goes on by at most `most` lines, which the caller adds to the sums.
+    /// Advances by at most `most` lines, which the caller adds to the sums.
     pub(super) fn next_run(&mut self, most: usize) -> Run {
         let in_block = self.done % BLOCK_LINES;
         let before_last = self.lines.saturating_sub(1).saturating_sub(self.done);

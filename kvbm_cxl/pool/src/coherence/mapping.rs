@@ -41,7 +41,7 @@ pub struct Mapping {
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the base is only an address; what is behind it is touched by value through raw pointers, never through a reference, and stays
+// SAFETY: the base is only an address; its memory is accessed by value through raw pointers, never through a reference, and stays
 // mapped while `owner` lives. Which thread does so makes no difference.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method of the mapping writes through a shared reference.
@@ -77,7 +77,7 @@ impl Mapping {
             }
             end = match end.checked_add(segment.len_bytes) {
                 Some(end) if end <= self.len_bytes => end,
-                _ => return invalid(format!("{segment:?} ends behind {:#x} bytes", self.len_bytes)),
+                _ => return invalid(format!("{segment:?} ends after {:#x} bytes", self.len_bytes)),
             };
         }
         if end != self.len_bytes { invalid(format!("the segments end at {end:#x}, the mapping at {:#x}", self.len_bytes)) } else { Ok(()) }

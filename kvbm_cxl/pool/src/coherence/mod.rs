@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The one module with flushes, fences and non-temporal stores, and the hook layer for the implementations that stand in for them.
 //!
-//! [`Coherence`] is all that is ever done to pool memory. Three implementations stand behind it: the CPU's own instructions on a
+//! [`Coherence`] has every operation on pool memory. Three types implement it: the CPU's own instructions on a
 //! mapping (`Native`), the multi-process emulator of non-coherent hosts (`Emulated`), and the simulated hosts of `cxl-sim`. The methods
 //! are single steps, not safe recipes: the recipes (publish, fetch, verified copy) are composed in [`crate::line`] and above, so that a
 //! test can leave any one step out and see it noticed.
 //!
-//! What is assumed of the hardware (Intel SDM vol. 2 CLFLUSH, MFENCE, SFENCE, MOVDIR64B; docs/internals/design.md section 3):
+//! Assumptions about the hardware (Intel SDM vol. 2 CLFLUSH, MFENCE, SFENCE, MOVDIR64B; docs/internals/design.md section 3):
 //! - a line written by `write_line` reaches the memory as one unit, at some moment before the next `fence_stores` or `fence_all` orders
-//!   anything behind it; on the stores-and-flush fallback it may tear, which the CRC in the line shows;
+//!   anything after it; on the stores-and-flush fallback it may tear, which the CRC in the line shows;
 //! - `flush_line` writes a dirty line back and drops it, but younger loads pass it unless `fence_all` stands between;
 //! - a load can be answered from this host's cache for as long as nothing flushes the line, and a prefetcher may fill it at any time.
 
@@ -100,8 +100,8 @@ pub trait Coherence: Send + Sync {
     }
 
     /// Begins to bring the line at each of `offsets` into this host's caches, as a prefetcher may at any moment, and waits for none of
-    /// them: a device that keeps the page of such a line in flash fetches it meanwhile. A load behind it may find what the memory held now,
-    /// so that who wants newer bytes flushes, as ever. Memory that has no such step makes none.
+    /// them: a device that keeps the page of such a line in flash fetches it meanwhile. A later load may find the present content, so that
+    /// a reader of newer bytes flushes, as ever. Memory that has no such step makes none.
     fn prefetch_lines(&self, _offsets: &[u64]) -> Result<()> {
         Ok(())
     }
@@ -112,7 +112,7 @@ pub trait Coherence: Send + Sync {
     /// Copies from the pool with ordinary loads. The caller has flushed and fenced the range if it wants other hosts' bytes.
     fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()>;
 
-    /// As [`Coherence::copy_out`], but where it can, the stores to the destination go past the caches: for what is too large to be wanted
+    /// As [`Coherence::copy_out`], but where it can, the stores to the destination go past the caches: for data too large to be useful
     /// there. [`Coherence::fence_all`] comes before another thread or a device reads the destination.
     fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
         self.copy_out(offset, destination)
@@ -171,4 +171,4 @@ fn lines_of(offset: u64, len_bytes: u64) -> Range<u64> {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("no flushes and non-temporal stores are known for this architecture: add a module beside x86_64.rs");
+compile_error!("no flushes and non-temporal stores are known for this architecture: add a module like x86_64.rs");

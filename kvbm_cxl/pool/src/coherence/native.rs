@@ -158,7 +158,7 @@ impl Coherence for Native {
 
     fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
         let base = self.faults.enter_lines(offsets)?;
-        // A prefetch is no access: it faults nowhere, and what is not in this process's page tables it leaves alone.
+        // A prefetch is no access: it never faults, and it skips pages that this process's page tables do not have.
         offsets.iter().for_each(|&offset| arch::prefetch(base.wrapping_add(offset as usize)));
         self.faults.leave_lines(offsets)
     }

@@ -58,7 +58,7 @@ impl FromStr for CoherenceOptions {
     }
 }
 
-/// A pool in use: the steps on it, and what has gone wrong in it.
+/// A pool in use: the steps on it, and its damage.
 #[derive(Clone)]
 pub struct MappedMemory {
     /// The steps.

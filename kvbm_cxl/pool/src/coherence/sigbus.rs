@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process-wide SIGBUS handler: keeps the process alive when memory behind a mapping goes bad, and notes what happened.
+//! The process-wide SIGBUS handler: keeps the process alive when the memory of a mapping goes bad, and records the fault.
 //!
 //! A fault inside a registered mapping is noted in its [`Damage`], then ordinary zero pages are mapped over the 2 MiB around it, so that
-//! the faulting instruction goes on, in any thread. What it read or wrote does not count: the guarded operations look at the note
+//! the faulting instruction completes, in any thread. Its data does not count: the guarded operations check the note
 //! afterwards and return an error. Any other SIGBUS goes to the handler before.
 //!
 //! The handler takes no lock, allocates nothing and calls nothing but `mmap`, `sigaction` and `raise`. What it reads is allocated when a
@@ -25,7 +25,7 @@ const BUS_ADRALN: c_int = 1;
 const BUS_MCEERR_AR: c_int = 4;
 const BUS_MCEERR_AO: c_int = 5;
 
-/// What has happened to one mapping. Written by the handler, read by every guarded operation.
+/// The damage of one mapping. Written by the handler, read by every guarded operation.
 pub(super) struct Damage {
     base: usize,
     len_bytes: u64,
@@ -250,7 +250,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
 }
 
 fn absorb(info: *mut libc::siginfo_t, code: c_int) -> bool {
-    // SAFETY: for these codes the kernel fills in the address; on 64-bit Linux `si_addr_lsb` is the 16 bits behind it.
+    // SAFETY: for these codes the kernel fills in the address; on 64-bit Linux `si_addr_lsb` is the 16 bits after it.
     let (address, lsb) = unsafe { ((*info).si_addr() as usize, info.cast::<u8>().add(24).cast::<i16>().read()) };
     MAPPINGS.iter().any(|slot| {
         let damage = slot.load(Ordering::SeqCst);

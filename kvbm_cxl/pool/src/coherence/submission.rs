@@ -14,7 +14,7 @@ pub enum Submission {
 }
 
 impl Submission {
-    /// Hands `descriptor` to the portal. What was stored before is visible to the device. False when it was refused.
+    /// Hands `descriptor` to the portal. Earlier stores are visible to the device. False when the device refused it.
     ///
     /// # Safety
     /// `portal` is a mapped portal of such a device, aligned to 64, and the CPU has the instruction.

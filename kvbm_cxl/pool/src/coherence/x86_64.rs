@@ -79,7 +79,7 @@ pub(super) unsafe fn load_line(choice: LineLoad, from: *const u8) -> Line {
     }
 }
 
-/// Loads the lines that lie `offsets` behind `base`, as far as both lists go, with nothing between the loads that would keep their misses
+/// Loads the lines at `offsets` from `base`, as far as both lists go, with nothing between the loads that would keep their misses
 /// from overlapping.
 ///
 /// # Safety
@@ -133,13 +133,13 @@ fn stretch_lines(lines: usize) -> usize {
 #[inline]
 pub(super) unsafe fn copy_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
     let stretch = stretch_lines(lines);
-    // SAFETY: what the caller promises: the stretches and what is behind them are parts of the ranges. A prefetch is no access.
+    // SAFETY: what the caller promises: the stretches and the rest after them are parts of the ranges. A prefetch is no access.
     unsafe {
         let copy = |first: usize, lines| copy_run(choice, to.add(first * LINE_BYTES), from.add(first * LINE_BYTES), lines);
         for done in (0..stretch).step_by(TURN_LINES) {
             for first in (0..STRETCHES).map(|number| number * stretch + done) {
                 for next in (first + TURN_LINES..first + 2 * TURN_LINES).filter(|_| done + TURN_LINES < stretch) {
-                    // Read once: not where it would push out what is used again.
+                    // Read once: not where it would evict data that is used again.
                     _mm_prefetch::<_MM_HINT_NTA>(from.add(next * LINE_BYTES).cast());
                 }
                 copy(first, TURN_LINES);
@@ -170,10 +170,10 @@ const OWN_COPY_BYTES: usize = 2048;
 
 /// Copies to memory of this host alone by way of the caches.
 ///
-/// The C library's copy, and `rep movsb`, take more than twice as long where the destination lies less than 32 bytes behind the source as
+/// The C library's copy, and `rep movsb`, take more than twice as long where the destination lies less than 32 bytes after the source as
 /// far as the offset in a page goes: each store then looks as if the next load needed it (measured on a Zen 3, from 4 KiB on, of lines that
 /// are in no cache; wider registers than these gain nothing there). Blocks of the pool begin with a page, and large arrays that malloc()
-/// makes 16 bytes behind one.
+/// makes 16 bytes after one.
 ///
 /// Never inlined: where the compiler knows that the ranges do not overlap, it makes a call of the C library's copy of the loop.
 ///
@@ -206,7 +206,7 @@ pub(super) fn sums_copies(choice: LineCopy) -> bool {
     choice == LineCopy::Avx512
 }
 
-/// As [`stream_lines`], and adds every line to `sum`: each is loaded once, so that what is summed is what is delivered.
+/// As [`stream_lines`], and adds every line to `sum`: each is loaded once, so that the sum covers the delivered bytes.
 ///
 /// # Safety
 /// As for [`copy_lines`] where [`sums_copies`].
@@ -361,7 +361,7 @@ unsafe fn stream_summed_avx512(to: *mut u8, from: *const u8, lines: usize, sum: 
         for step in 0..run.lines {
             let at = (line + step) * LINE_BYTES;
             let data: __m512i;
-            // SAFETY: the caller promises `lines` lines at both ends, `to` aligned; a key and the seven words behind it lie in the secret
+            // SAFETY: the caller promises `lines` lines at both ends, `to` aligned; a key and the seven words after it lie in the secret
             // for every line of a run. A prefetch reads nothing, wherever it points. Assembly, so that the line is loaded exactly once.
             let key = unsafe {
                 asm!(

@@ -18,7 +18,7 @@ const PAGE_BYTES: u64 = DEVICE_HEADER_BYTES;
 /// The deadline is looked at after so many bytes.
 const STEP_BYTES: u64 = 32 * PAGE_BYTES;
 
-/// Puts the memory of a range of a file on tmpfs, all of which it has, into huge pages until the system refuses or `timeout_ms` have passed
+/// Puts a fully allocated range of a file on tmpfs into huge pages until the system refuses or `timeout_ms` have passed
 /// (other memory that is in pieces may have to be put together first, and that takes long). Returns how many bytes from `offset` lie in
 /// them; the rest stays as it was. Its content is the same throughout.
 pub fn collapse(file: &File, offset: u64, len_bytes: u64, timeout_ms: u64) -> u64 {

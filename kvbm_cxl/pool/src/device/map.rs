@@ -45,11 +45,11 @@ impl Range {
         }
         let start = start.cast::<u8>();
         let head = start.align_offset(align).min(align);
-        // SAFETY: `head` <= `align`, so the aligned start and the `len` bytes behind it lie within the `padded` bytes reserved.
+        // SAFETY: `head` <= `align`, so the aligned start and the `len` bytes after it lie within the `padded` bytes reserved.
         let (aligned, end) = unsafe { (start.add(head), start.add(head + len)) };
         for (piece, bytes) in [(start, head), (end, align - head)] {
             if bytes > 0 {
-                // SAFETY: the piece is a page-aligned part of the reservation just made, outside of what is kept.
+                // SAFETY: the piece is a page-aligned part of the reservation just made, outside of the kept part.
                 unsafe { libc::munmap(piece.cast(), bytes) };
             }
         }

@@ -9,7 +9,7 @@
 //!
 //! A file that is made here on tmpfs has huge pages where the system gives them, so that it is reached as fast as devdax, which always has.
 //!
-//! Touching a mapping behind the end of its device is a SIGBUS, so every size is checked before anything is mapped.
+//! An access to a mapping past the end of its device is a SIGBUS, so every size is checked before anything is mapped.
 
 mod huge;
 mod map;
@@ -55,7 +55,7 @@ pub enum Access {
     Write,
 }
 
-/// What is known of an open device.
+/// The properties of an open device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its path.
@@ -124,7 +124,7 @@ impl Device {
         }
         let device = Device::fill(path, file, len_bytes, sysfs);
         if device.is_err() && is_new {
-            // The error says more than one that tells of the file left behind.
+            // This error says more than one about the leftover file.
             let _ = std::fs::remove_file(path);
         }
         Ok((device?, is_new))
@@ -139,7 +139,7 @@ impl Device {
             if links == 0 {
                 return Err(Error::NotAPool {
                     device: path.display().to_string(),
-                    reason: "the process that made it has removed it again: try anew".into(),
+                    reason: "the process that made it has removed it again: retry".into(),
                 });
             }
             if is_empty()? {
@@ -195,7 +195,7 @@ impl Device {
         Ok(Device { file, info, access, whole_bytes: len_bytes })
     }
 
-    /// What is known of it.
+    /// Its properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }

@@ -94,7 +94,7 @@ impl Sysfs {
     /// A configuration's choices as sets of CPUs, for a pool whose first device is near `device_node`; each set is tried.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where a set cannot be had, and for a node without CPUs; [`Error::NotFound`] for one that is not there.
+    /// [`Error::Invalid`] where a set is not available, and for a node without CPUs; [`Error::NotFound`] for one that is not there.
     pub fn resolve(&self, binding: &CpuBinding, device_node: Option<u32>) -> Result<CpuBinding> {
         binding.map(|choice| {
             let set = match choice {

@@ -75,7 +75,7 @@ impl Device {
     }
 
     /// Keeps other processes of this machine from formatting a part that overlaps this one at the same time, for as long as the result
-    /// lives. Parts beside it are formatted meanwhile.
+    /// lives. Formats of other parts may run at the same time.
     pub fn lock_for_format(&self) -> Result<impl Drop + use<>> {
         // A description of its own: the kernel keeps locks apart by it.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -129,7 +129,7 @@ impl Device {
         )))
     }
 
-    /// The first offset of this device at or behind `offset` that may hold something: of a file with holes, what they end at.
+    /// The first offset of this device from `offset` on that may hold something: of a file with holes, what they end at.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
         if self.info.kind != DeviceKind::File {
             return Some(offset);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One suite for every kind of device that can be had here, and what only one kind can get wrong.
+//! One suite for every kind of device that is available here, and the failures of single kinds.
 
 use super::*;
 use crate::coherence::Mapping;
@@ -7,7 +7,7 @@ use crate::limits::DEVICE_HEADER_BYTES;
 use crate::media::Stripes;
 use std::path::PathBuf;
 
-/// Devices of one kind; dropping it removes what was made for it.
+/// Devices of one kind; dropping it removes its files.
 struct Bench {
     name: &'static str,
     kind: DeviceKind,

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Symbolic links followed on the way to a file, as the kernel does.
 const MAX_LINKS: usize = 40;
-/// Mode bits: other users may write; only owners may rename or remove what lies in a directory.
+/// Mode bits: other users may write; only owners may rename or remove the entries of a directory.
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
@@ -34,7 +34,7 @@ fn is_unmapped(owner: u32) -> bool {
     !maps_all && text("/proc/sys/kernel/overflowuid").trim().parse() == Ok(owner)
 }
 
-/// Refuses a path when a user other than root and this one could rename what lies on the way to it, and put something else there.
+/// Refuses a path when a user other than root and this one could rename a component of it, and put something else there.
 ///
 /// The last component is not looked at; what does not exist yet is not either.
 pub(crate) fn check_way(path: &Path) -> Result<(), Distrust> {
@@ -198,7 +198,7 @@ mod tests {
         std::fs::create_dir_all(theirs.join("state")).unwrap();
         chown(&theirs, Some(STRANGER), None).unwrap();
         assert!(check_directory(&theirs).unwrap_err().contains("user 65533 owns it"));
-        assert!(check_directory(&theirs.join("state")).unwrap_err().contains("owner 65533"), "its owner can rename what is in it");
+        assert!(check_directory(&theirs.join("state")).unwrap_err().contains("owner 65533"), "its owner can rename its entries");
 
         let shared = root.path().join("shared");
         std::fs::create_dir(&shared).unwrap();

@@ -118,7 +118,7 @@ impl Inner {
 
     /// Whether nothing of (slot, incarnation) can write metadata or payload any more.
     ///
-    /// The bare re-join of a fenced host is no such proof: its processes went on with their payload (only `drained` tells that they did
+    /// The bare re-join of a fenced host is no such proof: its processes kept writing their payload (only `drained` tells that they did
     /// not).
     pub fn is_proven_dead(&self, slot: u32, incarnation: u32) -> Result<bool> {
         if mutant!("suspicion_is_proof") && self.fenced_up_to(slot)? >= incarnation {
@@ -137,7 +137,7 @@ impl Inner {
         Ok(identity.acknowledged >= incarnation || self.is_proven_dead(slot, incarnation)?)
     }
 
-    /// A3, B2: whether this incarnation may go on, read after everything it published.
+    /// A3, B2: whether this incarnation may continue, read after everything it published.
     pub fn check_fences(&self, incarnation: u32) -> Result<()> {
         if self.patiently(|| self.own_fence())? < incarnation {
             return Ok(());

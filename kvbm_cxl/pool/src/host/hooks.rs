@@ -21,7 +21,7 @@ pub struct Hooks {
     pub flush_residue: fn(&Residue<'_>) -> Result<()>,
 }
 
-/// Stores to the pool that may still be in this machine's caches: they would be written back at any later time, onto what lies there then.
+/// Stores to the pool that may still be in this machine's caches: they would be written back at any later time, over newer data.
 pub struct Residue<'a> {
     /// The pool.
     pub lines: &'a Lines,
@@ -43,7 +43,7 @@ pub enum Work<'a> {
     },
     /// That of this host, which leaves.
     Leaving,
-    /// That of this host, whose pool is being formatted anew.
+    /// That of this host, whose pool is being formatted again.
     Void,
     /// That of those processes of this host for whose tags the function holds; tag 0 stands for no process.
     Processes(&'a dyn Fn(u32) -> bool),

@@ -59,7 +59,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         if matches!(running, state::LIVE | state::FENCED)
             && let Some(shared) = platform.try_lock(MachineLock::Members, false)?
             && let Some((mark, has_siblings)) = mark_beside(&*platform)?
-            // Without a sibling's mark the last one has just ended, and its end may be stated any time: this process begins anew.
+            // Without a sibling's mark the last one has just ended, and its end may be stated any time: this process starts over.
             && (has_siblings || !is_witness_shared(&segment, &*platform) || mutant!("witness.gap_between_marks"))
         {
             break (Some(shared), Some(mark), false);
@@ -155,7 +155,7 @@ pub(super) fn superblock_lines(lines: &Lines) -> Result<Vec<Line>> {
 fn start_over(lines: &Lines, segment: &Segment, hooks: &[Hooks]) -> Result<()> {
     let header = segment.header();
     let slot = header.slot.load(Ordering::Acquire) as u16;
-    // What is said of the incarnation before is that it has ended: nothing of it may come out of this machine's caches later.
+    // The lines state that the incarnation before has ended: nothing of it may come out of this machine's caches later.
     let has_left = !matches!(header.state.load(Ordering::SeqCst), state::LIVE | state::FENCED);
     hooks::flush_residue(hooks, lines, &segment.behind(), slot, Work::Former { has_left })?;
     header.state.store(state::NONE, Ordering::SeqCst);
@@ -409,7 +409,7 @@ impl Inner {
     }
 
     /// This machine was in the slot before, and its segment does not know of it: a container that came back with another state directory.
-    /// Then start_over knew nothing of what is left in the caches.
+    /// Then start_over knew nothing of the lines left in the caches.
     fn flush_unremembered(&self, slot: u32) -> Result<()> {
         let header = self.segment.header();
         let Some(before) = if_whole(self.lines.fetch::<Identity>(slot.into()))? else { return Ok(()) };
@@ -507,7 +507,7 @@ fn give_slot_up(inner: &Inner) -> Result<()> {
     if result.is_ok() {
         return inner.release_seat();
     }
-    // Nothing was published, so the membership goes on and may be left another time.
+    // Nothing was published, so the membership continues and may be left another time.
     header.state.store(before, Ordering::SeqCst);
     drop(last);
     *members = inner.platform.try_lock(MachineLock::Members, false)?;

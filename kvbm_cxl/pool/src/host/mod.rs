@@ -203,7 +203,7 @@ impl Host {
         if_whole(self.inner.is_proven_dead(slot.into(), incarnation))
     }
 
-    /// Whether every operation of incarnation `incarnation` of `slot` has ended: it writes no more of what is only written within one
+    /// Whether every operation of incarnation `incarnation` of `slot` has ended: it makes no more of the writes that need one
     /// (CACHE.md section 7). Proof of death is more: it is about everything that the host's processes may still write.
     pub(crate) fn has_ended(&self, slot: u16, incarnation: u32) -> Result<bool> {
         if mutant!("cache.timeout_is_proof") && self.is_fenced(slot, incarnation)? {
@@ -273,7 +273,7 @@ impl Host {
     }
 
     /// Runs the service on threads of its own until the result is dropped. A round that fails is recorded in [`Host::failed_rounds`], and
-    /// the threads go on.
+    /// the threads keep running.
     pub fn serve(&self) -> Result<Service> {
         Service::start(self)
     }
@@ -283,7 +283,7 @@ impl Host {
         &self.inner.failed_rounds
     }
 
-    /// Has the calling thread run where [`HostConfig::cpus`] wants upkeep. It goes on where it was if it cannot, which is recorded in
+    /// Has the calling thread run where [`HostConfig::cpus`] wants upkeep. It stays where it was if it cannot, which is recorded in
     /// [`Host::failed_rounds`] as `what`.
     pub fn bind_upkeep(&self, what: &'static str) {
         if let Err(error) = self.config().cpus.bind_current_thread(ThreadKind::Upkeep) {
@@ -323,7 +323,7 @@ impl Inner {
         self.lines.layout().geometry()
     }
 
-    /// Notes for the manager's work of this machine what was said of an incarnation.
+    /// Notes for the manager's work of this machine the statements about an incarnation.
     fn state_of(&self, statements: &[AtomicU32; MAX_SLOTS], slot: u16, incarnation: u32) -> Result<()> {
         let Some(statement) = statements.get(usize::from(slot)).filter(|_| u32::from(slot) < self.geometry().slots) else {
             return Err(Error::Invalid(format!("slot {slot} does not exist")));
@@ -405,7 +405,7 @@ impl Inner {
 
     /// Runs `work` under a mutex of the local tier, and `repair` before it when the last owner died with the mutex.
     pub fn with_mutex_or_repair<T>(&self, mutex: &LocalMutex, repair: impl FnOnce(), work: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Held for one publish at a time; a thread that has it for longer is stopped, and the host goes on with it or is fenced.
+        // Held for one publish at a time; a thread that has it for longer is stopped, and the host resumes with it or is fenced.
         let timeout_ms = self.config.join_timeout_ms();
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
@@ -429,7 +429,7 @@ impl Inner {
     }
 
     /// Repeats a read while it meets a damaged line that no call has waited for long enough: on hosts that write lines by stores and a
-    /// flush, a line of a writer that is stopped in the middle looks damaged until it goes on.
+    /// flush, a line of a writer that is stopped in the middle looks damaged until it resumes.
     pub fn patiently<T>(&self, read: impl Fn() -> Result<T>) -> Result<T> {
         let mut round = 0;
         loop {

@@ -25,7 +25,7 @@ pub(crate) mod state {
     pub const LEFT: u32 = 3;
     /// Another machine with the same identity writes our lines: this one has stopped.
     pub const FOREIGN: u32 = 4;
-    /// The pool was formatted anew under this host: what lies there now is none of its business.
+    /// The pool was formatted again under this host: the new content is none of its business.
     pub const REPLACED: u32 = 5;
     /// The file of this segment was removed, replaced or truncated: the next process of this machine would not find it.
     pub const UNROOTED: u32 = 6;
@@ -174,7 +174,7 @@ impl Segment {
         }
     }
 
-    /// The memory behind the segment, for the layers above.
+    /// The memory after the segment, for the layers above.
     pub fn behind(&self) -> LocalMemory {
         let end = (Self::LOCKS_AT + self.locks * size_of::<LocalLock>() + self.request_lines * size_of::<LocalRequestLine>())
             .next_multiple_of(64);
@@ -268,7 +268,7 @@ impl Segment {
         session
     }
 
-    /// Empties what processes leave behind, whatever it is: none of them runs any more. One may have died in the middle of its entry, and
+    /// Empties every leftover of the processes: none of them runs any more. One may have died in the middle of its entry, and
     /// none that comes later may wait for a mutex of theirs.
     pub fn forget_processes(&self) {
         let header = self.header();

@@ -97,7 +97,7 @@ impl Inner {
         }
     }
 
-    /// The pool is being formatted anew. While its superblocks are void, this host's lines are still its own: they say that it lives as
+    /// The pool is being formatted again. While its superblocks are void, this host's lines are still its own: they say that it lives as
     /// long as an operation runs, and then that it has left, for which a format that evicts hosts waits. Once a superblock is there they
     /// are another pool's.
     fn leave_void_pool(&self) -> Result<()> {
@@ -186,7 +186,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A machine without a seat has no row for what was stated on it: its identity line tells the manager, one statement after the other.
+    /// A machine without a seat has no row for its statements: its identity line tells the manager, one statement after the other.
     fn report(&self) -> Result<()> {
         let header = self.segment.header();
         let stated = |slot: &u32| header.declared_dead[*slot as usize].load(Ordering::Acquire);
@@ -215,7 +215,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives back what the manager wants back, and what was unused here for long.
+    /// Gives back the locks that the manager recalls, and those unused here for long.
     fn serve_recalls(&self) -> Result<bool> {
         let held: Vec<u32> = self.held_locks().collect();
         if held.is_empty() {
@@ -389,7 +389,7 @@ impl Inner {
     /// Whether the calling thread, the service's, may rest for long: nothing is recalled from a host that holds nothing, and a manager has
     /// no host to notify of requests. A thread that changes that afterwards wakes this one.
     fn may_rest(&self) -> bool {
-        // Before the look: what is not seen by it comes later, and finds the thread here.
+        // Before the look: a change that the look misses comes later, and finds the thread here.
         *held(&self.resting) = Some(std::thread::current());
         let is_quiet = self.state() == state::LIVE && self.damage.counts().remembered_lines == 0;
         let rests = is_quiet && self.held_locks().next().is_none() && self.manages_nothing();

@@ -30,7 +30,7 @@ pub(crate) fn has_ended_here(lines: &Lines, platform: &dyn Platform, slot: u64, 
     if platform.is_marked(MachineId(identity.machine))? {
         return Ok(false);
     }
-    // Again: a process that reaches the pool by another file retires the witness while a sibling's mark stands, and goes on without.
+    // Again: a process that reaches the pool by another file retires the witness while a sibling's mark stands, and runs without it.
     is_witnessed_here(lines, platform, slot, identity)
 }
 

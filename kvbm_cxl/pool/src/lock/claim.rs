@@ -2,7 +2,7 @@
 //! Which session of which machine has a manager seat (LOCKS.md 12.15): decided among machines that know nothing of each other.
 //!
 //! A *session* is the time from the first process of a machine that joins until its last one has left or died. A machine first gets a
-//! *place*, lines of its own, through a splitter; then it votes under a ballot: claim, collect, publish, check. What is chosen is never
+//! *place*, lines of its own, through a splitter; then it votes under a ballot: claim, collect, publish, check. A choice is never
 //! taken back, except by proof that the session is over.
 
 use super::seat::next_epoch;
@@ -14,7 +14,7 @@ use crate::line::{Line, Lines, empty_line, if_whole};
 use crate::media::{Claimant, Identity, MediaLine, Seat, SeatClaim, Splitter};
 use crate::platform::{MachineId, Platform};
 
-/// What came of an attempt to get a seat.
+/// The outcome of an attempt to get a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// This session has the seat, for good: as its `generation`th owner.

@@ -21,7 +21,7 @@ struct Seen {
     grant: Grant,
 }
 
-/// A wait for grants, which goes on over several of them.
+/// A wait for grants, which may last for several of them.
 pub(super) struct Wait {
     deadline_ns: u64,
     timeout_ms: u64,
@@ -67,7 +67,7 @@ impl Inner {
         awaited
     }
 
-    /// Takes back what was asked for and not granted yet. A host that is not live writes nothing: no manager grants it anything any more.
+    /// Takes back the requests that are not granted yet. A host that is not live writes nothing: no manager grants it anything any more.
     pub(super) fn cancel_all(&self, asked: &[LockId]) -> Result<()> {
         if self.state() != state::LIVE {
             return Ok(());

@@ -63,7 +63,7 @@ pub struct LockGuard<'h> {
 pub(crate) enum OnFence {
     /// Waits for the re-join, and acquires the lock under the new incarnation.
     Rejoin,
-    /// Gives up: the caller is inside an operation, and while that goes on there is no re-join to wait for.
+    /// Gives up: the caller is inside an operation, and while that lasts there is no re-join to wait for.
     Fail,
 }
 

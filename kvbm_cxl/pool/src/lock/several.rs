@@ -14,7 +14,7 @@ use crate::host::{Host, Inner};
 pub(crate) fn acquire_if_here(host: &Host, lock: LockId) -> Result<Option<LockGuard<'_>>> {
     check(host, lock)?;
     let Some(mutex) = Mutex::try_lock(&host.inner, lock) else { return Ok(None) };
-    // The operation first: without one a fenced host would count a use of what is not its own any more.
+    // The operation first: without one a fenced host would count a use of a lock that it has lost.
     let op = host.enter()?;
     Ok(host.inner.granted(lock).map(|grant| LockGuard { op, lock: mutex.keep(), grant }))
 }

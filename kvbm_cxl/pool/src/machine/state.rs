@@ -60,8 +60,8 @@ impl State {
         Ok(State { directory, prepare_timeout_ms: PREPARE_TIMEOUT_MS, guarded: None, mapped: Arc::default() })
     }
 
-    /// Closes the pool of `faults` to this process as soon as its local memory is lost (its file truncated, its memory damaged): what is
-    /// published is composed from that memory, and zeros in it must not reach the pool.
+    /// Closes the pool of `faults` to this process as soon as its local memory is lost (its file truncated, its memory damaged): published
+    /// lines are composed from that memory, and zeros in it must not reach the pool.
     pub(crate) fn guarding(mut self, faults: Arc<FaultMap>) -> State {
         self.guarded = Some(faults);
         self
@@ -95,7 +95,7 @@ impl State {
         &self.directory
     }
 
-    /// Tries to take a lock; `None` when it is held. Every call opens the file anew, so that threads exclude each other as well.
+    /// Tries to take a lock; `None` when it is held. Every call opens the file again, so that threads exclude each other as well.
     pub(super) fn try_lock(&self, lock: MachineLock, exclusive: bool) -> Result<Option<MachineLockGuard>> {
         let name = match lock {
             MachineLock::Join => "join.lock",
@@ -261,7 +261,7 @@ fn reserve(file: &File, path: &Path, len_bytes: usize) -> Result<()> {
         0 => return Ok(()),
         code => std::io::Error::from_raw_os_error(code),
     };
-    // Pages that were had are of no use to this process, and others may need them.
+    // Allocated pages are of no use to this process, and others may need them.
     let _ = file.set_len(0);
     if !matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::OutOfMemory) {
         return Err(os("reserving", path, source));

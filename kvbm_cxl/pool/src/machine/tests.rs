@@ -251,7 +251,7 @@ fn memory_in_use_is_neither_resized_nor_shared_with_another_namespace() {
     assert!(refused(machine.local_memory(LOCAL_BYTES)).contains("another PID namespace"));
     assert_eq!(word(&memory, 0).load(Ordering::SeqCst), 5);
     drop(memory);
-    // It is not used any more: what was left by the other namespace is cleared.
+    // It is not used any more: the leftovers of the other namespace are cleared.
     let memory = machine.local_memory(LOCAL_BYTES).unwrap();
     assert_eq!(word(&memory, 0).load(Ordering::SeqCst), 0);
     word(&memory, 0).store(6, Ordering::SeqCst);

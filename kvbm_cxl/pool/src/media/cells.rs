@@ -13,7 +13,7 @@ pub const CELLS_PER_PIN: usize = 112;
 /// Cell chunks in one claim line.
 pub const CHUNKS_PER_CELL_CLAIM: usize = 448;
 
-/// DESC\[c\]: line c: what is in cell c.
+/// DESC\[c\]: line c: the content of cell c.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Descriptor {
@@ -105,9 +105,9 @@ media_line!(HintLine, Hint { crc @ 0, version @ 4, reserved @ 5, hints @ 8 }, |l
 /// One place of a hint line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Never used since the places behind it were: a probe ends here.
+    /// Never used since the places after it were: a probe ends here.
     Empty,
-    /// Used once: a probe goes on.
+    /// Used once: a probe continues.
     Tomb,
     /// A key with this fingerprint may be in this cell.
     Cell {

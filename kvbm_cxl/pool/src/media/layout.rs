@@ -140,7 +140,7 @@ impl Geometry {
         self.metadata_bytes + u64::from(self.striped_devices()) * DEVICE_HEADER_BYTES
     }
 
-    /// The same geometry with as much of device 0 for the metadata alone as it needs behind the `payload_bytes` of the other devices,
+    /// The same geometry with as much of device 0 for the metadata alone as it needs for the `payload_bytes` of the other devices,
     /// headers not included.
     ///
     /// # Errors

@@ -422,7 +422,7 @@ impl ObjectValue {
     pub const EMPTY: u8 = 0;
     /// The name is bound.
     pub const LIVE: u8 = 1;
-    /// The name was destroyed: a probe goes on.
+    /// The name was destroyed: a probe continues.
     pub const TOMB: u8 = 2;
     /// Bound by a listener to its own block, and of no use once that listener is gone.
     pub const LISTENER: u16 = 1;

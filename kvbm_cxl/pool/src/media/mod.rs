@@ -3,7 +3,7 @@
 //!
 //! All numbers are little-endian, all offsets count from the start of the pool, and every metadata structure is one 64-byte line with a
 //! CRC32C of its own. The pool starts with one 2 MiB header per device (superblock copies), then the regions below in this order, then
-//! the chunks. Where device 0 carries the metadata alone ([`METADATA_APART`]), the regions lie on it behind the headers, and cells and
+//! the chunks. Where device 0 carries the metadata alone ([`METADATA_APART`]), the regions lie on it after the headers, and cells and
 //! chunks on the other devices.
 //!
 //! | region | lines | line owner (who may write) | readers | what recovers it |
@@ -22,7 +22,7 @@
 //! | `Record` | N x (M + O) | slot owner | all hosts | highest (grant, version) wins; seal |
 //! | `Claim` | N x ceil(C/448) | slot owner | chunk lock holders | adoption after proof of death |
 //! | `FreeBox` | N x N | slot owner of the row (the sender) | chunk owners | sent again |
-//! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | the receiver writes it anew |
+//! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | the receiver writes it again |
 //! | `ChunkHead` | C | chunk owner | all hosts | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
 //! | `Stats` | N x 10, N x 4 in pools of format 2.0 | slot owner | operators | next round of the host |
@@ -36,8 +36,8 @@
 //! | `SeatClaim` | P x V | machine of place p | machines that claim a seat | blocks claims of its seat until an operator acts |
 //!
 //! K seats, P places for machines that claim one, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records,
-//! B = chunk / 64 bytes; E cells, D cell chunks, H = max(8, ceil(E/2/S)) lines for each of S stripes. Behind the regions lie the cells,
-//! and behind these the chunks.
+//! B = chunk / 64 bytes; E cells, D cell chunks, H = max(8, ceil(E/2/S)) lines for each of S stripes. The cells follow the regions,
+//! and the chunks follow the cells.
 
 mod cells;
 mod layout;
@@ -94,7 +94,7 @@ pub enum Region {
     KeepMap = 16,
     /// What a host counted, for operators.
     Stats = 17,
-    /// What is in a cell of the prefix cache.
+    /// The content of a cell of the prefix cache.
     Descriptor = 18,
     /// Hash table of the prefix cache: fingerprint to cell.
     Hint = 19,

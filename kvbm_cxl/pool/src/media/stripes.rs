@@ -6,7 +6,7 @@
 //! number of stripes; what a larger one has beyond that is not used.
 //!
 //! Metadata on a device of its own: device 0 carries it and nothing else. Its `metadata_bytes`, but for its header, follow the headers
-//! of all devices in one piece, and the stripes behind go round-robin over the devices from 1 on. A single such device is one stripe.
+//! of all devices in one piece, and the stripes after it go round-robin over the devices from 1 on. A single such device is one stripe.
 
 use super::Geometry;
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl Stripes {
         Self::fit_behind(0, sizes, stripe_bytes)
     }
 
-    /// The same behind `metadata_bytes` of a device that carries the metadata alone, and is none of `sizes`; 0 = there is no such device.
+    /// The same after `metadata_bytes` of a device that carries the metadata alone, and is none of `sizes`; 0 = there is no such device.
     ///
     /// # Errors
     /// As [`Stripes::fit`].
@@ -130,12 +130,12 @@ impl Stripes {
         }
     }
 
-    /// Length of a piece behind the headers and the metadata, in bytes.
+    /// Length of a piece after the headers and the metadata, in bytes.
     fn piece_bytes(&self) -> u64 {
         if self.striped_devices() == 1 { self.striped_len_bytes - DEVICE_HEADER_BYTES } else { self.stripe_bytes }
     }
 
-    /// Pool offset behind the headers, and behind metadata that is apart.
+    /// Pool offset after the headers, and after metadata that is apart.
     fn ends(&self) -> (u64, u64) {
         let headers = u64::from(self.devices) * DEVICE_HEADER_BYTES;
         (headers, headers + self.metadata_bytes.saturating_sub(DEVICE_HEADER_BYTES))
@@ -156,7 +156,7 @@ impl Stripes {
         (0..self.pieces_len()).map(move |number| stripes.piece(number))
     }
 
-    /// The piece that a pool offset lies in; `None` behind the end.
+    /// The piece that a pool offset lies in; `None` past the end.
     pub fn piece_at(&self, offset: u64) -> Option<Piece> {
         let (headers, metadata) = self.ends();
         let number = if self.devices == 1 {
@@ -193,7 +193,7 @@ impl Stripes {
         }
     }
 
-    /// The smallest power of two, at least `least_bytes`, with which devices of these sizes, behind `metadata_bytes` as
+    /// The smallest power of two, at least `least_bytes`, with which devices of these sizes, after `metadata_bytes` as
     /// [`Stripes::fit_behind`] takes them, need no more than `limit` mappings; `None` when no stripe does.
     pub fn stripe_behind(metadata_bytes: u64, sizes: &[u64], least_bytes: u64, limit: u64) -> Option<u64> {
         (0..u64::BITS)

@@ -16,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// The first bytes of every device of a pool.
 pub const MAGIC: [u8; 8] = *b"kvbmcxl\0";
-/// Version of the format. A program reads pools of its own major version only; what a minor version adds is told by feature bits.
+/// Version of the format. A program reads pools of its own major version only; feature bits say what a minor version adds.
 pub const VERSION: (u16, u16) = (3, 0);
 /// Compat feature bits that this program knows.
 pub const KNOWN_COMPAT: u64 = 0;
@@ -24,7 +24,7 @@ pub const KNOWN_COMPAT: u64 = 0;
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Incompat feature bits that this program knows.
 pub const KNOWN_INCOMPAT: u64 = WIDE_STATS | METADATA_APART | SLOT_SEATS;
-/// Incompat, since 2.1: a slot has [`STATS_LINES`] stats lines, not [`FIRST_STATS_LINES`]. What lies behind them lies elsewhere.
+/// Incompat, since 2.1: a slot has [`STATS_LINES`] stats lines, not [`FIRST_STATS_LINES`]. The regions after them move.
 pub const WIDE_STATS: u64 = 1;
 /// Incompat: device 0 carries the metadata alone, as many bytes of it as the superblock says. The payload lies on the other devices.
 pub const METADATA_APART: u64 = 2;
@@ -358,7 +358,7 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
     text
 }
 
-/// Checks everything behind the magic. The version comes before the CRC, because a newer version may keep its CRC elsewhere.
+/// Checks everything after the magic. The version comes before the CRC, because a newer version may keep its CRC elsewhere.
 fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
     if raw.major != VERSION.0 {
         let age = if raw.major > VERSION.0 { "newer" } else { "older" };

@@ -122,7 +122,7 @@ label!(
 );
 
 label!(
-    /// What became of a page that the device was told of before its copy.
+    /// The fate of a page that was prefetched on the device before its copy.
     AheadFate("fate") {
         Given = "given", "Prefetched pages.";
         Used = "used", "Pages of blocks that were copied afterwards or at that time.";

@@ -4,7 +4,7 @@
 //! [`Metrics`] is the table: every metric is a field with a name that stays what it is. An update costs a relaxed add or two. The names,
 //! labels and meanings are in docs/operating/metrics.md, which a test holds against this table.
 //!
-//! The client libraries there are keep labelled counters behind locks and maps. Here the set of labels is known when the program is built,
+//! Existing client libraries keep labelled counters in maps under locks. Here the set of labels is known when the program is built,
 //! so that a counter is an atomic at a fixed place.
 
 mod labels;
@@ -19,7 +19,7 @@ pub use values::{BUCKETS, Bytes, Counter, Gauge, Histogram, Labelled, Metric, Sc
 /// Counters, one for each value of a label. `N` is the number of its values.
 pub type Counters<L, const N: usize> = Labelled<L, Counter, N>;
 
-/// What is known of a metric besides its values.
+/// The description of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     /// Its name.

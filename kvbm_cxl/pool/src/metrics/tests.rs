@@ -188,7 +188,7 @@ fn section(heading: &str) -> String {
     rest.split("\n## ").next().unwrap_or_default().to_owned()
 }
 
-/// A section of the page holds the table that follows from the code, row by row. On a difference the page is what has to change.
+/// A section of the page holds the table that follows from the code, row by row. On a difference the page has to change.
 fn expect_table(heading: &str, rows: &[String]) {
     let table: Vec<String> = section(heading).lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
     assert!(table == rows, "docs/operating/metrics.md, {heading:?}, has to hold these rows:\n{}\n", rows.join("\n"));

@@ -58,7 +58,7 @@ impl<'a> Exposition<'a> {
         self.out.push('\n');
     }
 
-    /// Writes a sample of `name` with `suffix` behind it, which only histograms have.
+    /// Writes a sample of `name` with `suffix` after it, which only histograms have.
     pub fn sample(&mut self, name: &str, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         self.out.push_str(name);
         self.out.push_str(suffix);

@@ -34,7 +34,7 @@ impl Counter {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// What was added so far.
+    /// The sum so far.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -137,7 +137,7 @@ impl<S: Scale> Histogram<S> {
         let exponent = u64::BITS - value.saturating_sub(1).leading_zeros();
         let bucket = (exponent.saturating_sub(S::FIRST_EXPONENT) as usize).min(BUCKETS - 1);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        // Behind the bucket: a reader that finds a value in the sum finds it among the counted ones as well.
+        // After the bucket: a reader that finds a value in the sum finds it among the counted ones as well.
         self.sum.fetch_add(value, Ordering::Release);
     }
 

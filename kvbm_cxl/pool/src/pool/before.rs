@@ -69,7 +69,7 @@ impl Before {
     /// Waits until all of their hosts have stopped. The superblocks are void, so each notices with its next heartbeat.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the slots that go on.
+    /// [`Error::Timeout`] naming the slots that still run.
     pub fn wait_until_stopped(self) -> Result<()> {
         if self.has_unseen {
             // What cannot be seen gets the time in which a host notices.

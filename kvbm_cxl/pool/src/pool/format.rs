@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Formatting over what lies on the devices, and erasing it: the hosts of a pool there stop before the first line of the new one is
+//! Formatting over the content of the devices, and erasing it: the hosts of a pool there stop before the first line of the new one is
 //! written.
 
 use super::before::{Before, reading};
@@ -19,7 +19,7 @@ pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
     let mut devices = Vec::new();
     for part in spec.parts() {
         let device = part.open(Access::Write, &options.sysfs)?;
-        // The header alone, so that pools beside it are formatted meanwhile.
+        // The header alone, so that formats of the device's other pools may run meanwhile.
         let unit_bytes = device.info().unit_bytes();
         devices.push(device.part(part.offset_bytes, Some(unit_bytes))?);
     }
@@ -69,7 +69,7 @@ pub(super) fn open_devices(spec: &PoolSpec, options: &FormatOptions) -> Result<(
     Ok((devices, made))
 }
 
-/// What lies on the devices of a format.
+/// The content of the devices of a format.
 ///
 /// # Errors
 /// [`Error::NotAPool`] naming anything that is there, unless that is to be overwritten.
@@ -165,7 +165,7 @@ fn stripes_for(payload: &[Device], metadata_bytes: u64, options: &FormatOptions)
     let stripe_bytes = match options.stripe_bytes {
         Some(stripe_bytes) => stripe_bytes,
         None if payload.len() == 1 => DEFAULT_STRIPE_BYTES,
-        // Without any that fits, the default goes on and is refused with its reason.
+        // Without any that fits, the default is tried and refused with its reason.
         None => within().unwrap_or(DEFAULT_STRIPE_BYTES),
     };
     Stripes::fit_behind(metadata_bytes, &sizes, stripe_bytes)
@@ -182,7 +182,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // The error that the format ends with says more than one that tells of a file left behind.
+        // The error that the format ends with says more than one about a leftover file.
         self.0.iter().for_each(|path| drop(std::fs::remove_file(path)));
     }
 }

@@ -9,8 +9,7 @@ use crate::media::{Identity, Summary};
 /// The hosts of the format before, watched by the process that formats.
 ///
 /// A host has stopped when its identity says that it left, or when its heartbeat stood still for the patience: it ended, or was paused.
-/// What a
-/// paused one writes when it goes on is no line of the new format, whose checksums begin elsewhere.
+/// Lines that a paused one writes when it resumes do not verify in the new format, whose checksums begin elsewhere.
 pub struct FormerHosts {
     lines: Lines,
     patience_ns: u64,
@@ -36,7 +35,7 @@ impl FormerHosts {
         let slots = vec![unknown; lines.layout().geometry().slots as usize];
         let mut hosts = FormerHosts { lines, patience_ns, slots };
         hosts.look(now_ns)?;
-        // The first look found every beat anew.
+        // The first look counts every beat as new.
         hosts.slots.iter_mut().for_each(|slot| slot.has_moved = false);
         Ok(hosts)
     }

@@ -82,7 +82,7 @@ pub fn inspect_header(memory: &dyn Coherence, offset: u64, device: &str) -> Resu
     })
 }
 
-/// Clears the headers of `devices` devices, each one's line 0 first, so that what was a pool is none from here on.
+/// Clears the headers of `devices` devices, each one's line 0 first, so that a former pool is none from here on.
 pub fn erase_superblocks(memory: &dyn Coherence, devices: usize) -> Result<()> {
     let headers = || (0..devices as u64).map(|device| device * DEVICE_HEADER_BYTES);
     for offset in headers() {
@@ -132,7 +132,7 @@ pub fn write_regions(lines: &Lines) -> Result<()> {
     Ok(())
 }
 
-/// Writes the superblock of every device, lines last to first and line 0 behind a fence, then reads each back.
+/// Writes the superblock of every device, lines last to first and line 0 after a fence, then reads each back.
 pub fn write_superblocks(memory: &dyn Coherence, superblock: &Superblock) -> Result<()> {
     let devices = superblock.devices();
     for index in (0..devices.len()).rev() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pools side by side on one device: which ones there are, and that a format overwrites none of them.
 //!
-//! A pool begins with a superblock at a multiple of the device's unit, and what lies within its length is its own, whatever it looks like.
+//! A pool begins with a superblock at a multiple of the device's unit, and owns every byte within its length, whatever it looks like.
 //! So the device is walked from its start: from one pool to its end, elsewhere from unit to unit.
 
 use super::media::fetch_superblock;
@@ -10,7 +10,7 @@ use crate::device::{Device, map_part};
 use crate::error::{Error, PartitionProblem, Result};
 use crate::media::{Stripes, Superblock, uuid_text};
 
-/// Mapped at once of a device, in bytes: enough that a mapping costs nothing beside what is looked at.
+/// Mapped at once of a device, in bytes: enough that the cost of a mapping is small against that of the reads.
 const WINDOW_BYTES: u64 = 1 << 30;
 
 /// A pool that was found on a device.
@@ -72,7 +72,7 @@ pub fn pools_on(device: &Device) -> Result<Vec<PoolOnDevice>> {
     Ok(found)
 }
 
-/// The first place at or behind `at`, a multiple of `unit`, where a pool can begin on the device.
+/// The first place from `at` on, a multiple of `unit`, where a pool can begin on the device.
 fn next_place(whole: &Device, at: u64, unit: u64) -> Option<u64> {
     let fits = |place: &u64| whole.info().len_bytes.checked_sub(*place).is_some_and(|left| left >= unit);
     let mut place = Some(at).filter(fits)?;

@@ -2,7 +2,7 @@
 //! The doors: one block in a pool with a line for each process that can be joined to it.
 //!
 //! It is the one block of the rings that is written by many, each its own lines, so no process may ever free it: a process that was stopped
-//! in the middle of a write may go on at any time. It is kept, bound to a name, and used again by all later processes.
+//! in the middle of a write may resume at any time. It is kept, bound to a name, and used again by all later processes.
 
 use super::lines::{Bell, Door, DoorsHead};
 use crate::alloc::Allocator;
@@ -86,7 +86,7 @@ impl Doors {
         if is_ours {
             return Ok(());
         }
-        // Should this fail as well, one block stays behind that has no name.
+        // Should this fail as well, one block leaks that has no name.
         let _ = allocator.free(block.offset);
         match error {
             Error::Exists(_) => Ok(()),

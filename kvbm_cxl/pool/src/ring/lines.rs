@@ -49,7 +49,7 @@ block_line!(
 impl RingSlot {
     /// Begins a message.
     pub const FIRST: u16 = 1;
-    /// Goes on with a message.
+    /// Continues a message.
     pub const MORE: u16 = 2;
     /// Nothing follows: the sender closed in good order.
     pub const END: u16 = 3;
@@ -168,7 +168,7 @@ pub struct Listening {
     /// Bytes of `name` that count.
     pub name_len: u32,
     pub reserved: u32,
-    /// Its name: an object that was left behind may be bound to memory that another listener has by now.
+    /// Its name: a leftover object may be bound to memory that another listener has by now.
     pub name: [u8; MAX_OBJECT_NAME_BYTES],
 }
 block_line!(

@@ -48,11 +48,11 @@ enum Judged {
     Left(&'static str),
     /// Its process's door cannot be read: half written, perhaps.
     Unclear,
-    /// The name is no listener's as far as can be told, and why.
+    /// The name is no listener's as far as is known, and why.
     Other(&'static str),
 }
 
-/// Whether the listener of a name is there, as far as it can be told without waiting.
+/// Whether the listener of a name is there, as far as is known without waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// Nothing says that it has ended. A process of another host may have been killed all the same.
@@ -60,7 +60,7 @@ pub enum Presence {
     /// It is certain that it does not listen under this name any more, and why: it gave the name back, its process has ended, or its host
     /// is proven dead or has left.
     Ended(&'static str),
-    /// It cannot be told, and why: its host was taken for dead and may come back, or a line cannot be read.
+    /// It is unknown, and why: its host was taken for dead and may come back, or a line cannot be read.
     InDoubt(&'static str),
 }
 
@@ -123,7 +123,7 @@ impl Rings {
             other => return other,
         }
         let judge = |object: &Object| match object.offset == block.offset {
-            // Left behind there by the memory's owner before.
+            // A leftover of the memory's owner before.
             true if object.is_listener => Ok(Judged::Left("its memory is ours")),
             true => Ok(Judged::Other("its memory is ours")),
             false => self.judge(object),
@@ -181,7 +181,7 @@ impl Rings {
                 continue;
             }
             point!("ring.forgetting");
-            // Once more when no process can bind it anew: its process may have begun to listen under it again, with the same memory.
+            // Once more when no process can bind it again: its process may have begun to listen under it again, with the same memory.
             let is_left = |bound: &Object| Ok(self.is_left(bound) || mutant!("ring.forget_any"));
             if objects.destroy_if(&object.name, timeout_ms, is_left).is_ok() {
                 gone += 1;
@@ -237,7 +237,7 @@ impl Rings {
         if host.seems_dead(peer.slot(), peer.incarnation())? == Some(true) {
             return Ok(Presence::Ended("its host has left the pool"));
         }
-        // A host that was only too slow joins again, and its processes go on: no proof.
+        // A host that was only too slow joins again, and its processes keep running: no proof.
         if host.seems_fenced(peer.slot(), peer.incarnation())? == Some(true) {
             return Ok(Presence::InDoubt("its host was taken for dead"));
         }
@@ -357,7 +357,7 @@ impl Listener {
             if !self.bells[slot].1 {
                 continue;
             }
-            // Left to be looked at again if there is one: another may wait behind it.
+            // Left to be looked at again if there is one: another may wait after it.
             if let Some(connection) = self.look_at_doors(slot as u64)? {
                 return Ok(Some(connection));
             }
@@ -394,7 +394,7 @@ impl Listener {
         }
         self.name_ns = now_ns + NAME_NS;
         let shared = &self.rings.shared;
-        // What is in doubt because a writer died is settled by those who need it: who accepts has others to serve.
+        // Those who need a name settle the doubt after a writer's death: who accepts has others to serve.
         match shared.objects.get(&self.name, 0) {
             Ok(object) if self.is_ours(&object) => Ok(()),
             Ok(_) | Err(Error::NotFound(_)) => {

@@ -304,7 +304,7 @@ impl Connection {
         &mut self.receiver
     }
 
-    /// Looks whether the other end is alive, beside whatever the two directions are doing.
+    /// Looks whether the other end is alive, whatever the two directions are doing.
     pub fn probe(&self) -> Probe {
         self.sender.probe()
     }
@@ -321,10 +321,10 @@ impl Connection {
 
     /// Closes in good order: waits until the other end has received everything. What still comes from there is dropped.
     ///
-    /// Without it, as when a connection is dropped, the other end may not get what it has not received yet, and is told so.
+    /// Without it, as when a connection is dropped, the other end may lose messages that it has not received yet, and learns that.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::PeerGone`]: the connection is closed all the same, and what was sent last may not have been received.
+    /// [`Error::Timeout`], [`Error::PeerGone`]: the connection is closed all the same, and the last messages may not have been received.
     pub fn close(mut self, timeout_ms: u64) -> Result<()> {
         let rings = self.sender.link().rings().clone();
         let platform = rings.platform();

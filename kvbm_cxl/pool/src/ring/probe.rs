@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether the other end of a connection is alive now, for those who have used memory that it owns and must know whose it was meanwhile.
 //!
-//! [`PeerWatch`](super::peer::PeerWatch) is for those who wait: it looks now and then, patient with what is in doubt.
+//! [`PeerWatch`](super::peer::PeerWatch) is for those who wait: it looks now and then, patient in doubt.
 //! Here doubt is an error.
 
 use super::Rings;
@@ -91,7 +91,7 @@ pub struct Trace {
 
 impl Trace {
     /// Whether the other end is certain to have let go of the connection: it has closed its half, which a stopped process does not do, or
-    /// its process has ended, or its host was fenced or has left the pool. What is in doubt says no.
+    /// its process has ended, or its host was fenced or has left the pool. In doubt it says no.
     ///
     /// # Errors
     /// Those of the memory.

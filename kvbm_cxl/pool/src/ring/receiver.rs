@@ -21,7 +21,7 @@ pub struct Receiver {
     watch: PeerWatch,
     next: u64,
     place: u64,
-    /// Lines that the other end was told are received.
+    /// Lines that this end has acknowledged to the other.
     told: u64,
     /// Lines fetched together, of which those from `at` to `until` were not looked at yet.
     window: [Line; WINDOW],
@@ -76,7 +76,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::PeerClosed`] once everything sent before a close in good order is received; [`Error::PeerGone`] when
-    /// what was sent last may be lost; [`Error::Protocol`].
+    /// the last messages may be lost; [`Error::Protocol`].
     pub fn recv(&mut self, message: &mut Vec<u8>, timeout_ms: u64) -> Result<()> {
         if self.try_recv(message)? {
             return Ok(());
@@ -111,7 +111,7 @@ impl Receiver {
             self.fetch()?;
         }
         let Some(slot) = self.open(&self.window[self.at]) else {
-            // What was fetched together with it is as old: it is fetched again.
+            // The lines fetched together with it are as old: they are fetched again.
             if self.at == 0 {
                 self.width = self.usual;
             }
@@ -201,7 +201,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Says how far this end is. What was received is copied out of the ring by now.
+    /// Says how far this end is. The received lines are copied out of the ring by now.
     fn tell(&mut self) -> Result<()> {
         point!("ring.read");
         let ahead = if mutant!("ring.told_before_read") { (self.until - self.at) as u64 + self.link.other().slots() / 4 } else { 0 };

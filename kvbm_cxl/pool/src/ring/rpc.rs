@@ -210,7 +210,7 @@ impl Client {
 
     /// Takes the responses that have arrived, and ends calls whose deadline has passed when none has for a while.
     fn receive_some(&mut self) -> Result<()> {
-        // No further than what was fetched together: one more look at the pool would hold up what is there.
+        // No further than the lines fetched together: one more look at the pool would delay these.
         for first in [true].into_iter().chain(std::iter::repeat_n(false, self.calls.len())) {
             if !first && !self.receiver.has_fetched() {
                 break;
@@ -328,7 +328,7 @@ impl Server {
         let (mut request, mut response) = (std::mem::take(&mut self.request), std::mem::take(&mut self.response));
         let mut served = 0;
         let mut result = Ok(());
-        // No further than what was fetched together: one more look at the pool would hold up the responses.
+        // No further than the lines fetched together: one more look at the pool would hold up the responses.
         while served < most && result.is_ok() && (served == 0 || self.receiver.has_fetched()) {
             match self.next(&mut request) {
                 Ok(Some(ticket)) => {

@@ -103,7 +103,7 @@ impl Sender {
         Ok(true)
     }
 
-    /// Writes the line that comes `ahead` lines behind the next one.
+    /// Writes the line that comes `ahead` lines after the next one.
     fn write(&self, ahead: u64, kind: u16, rest_bytes: u16, piece: &[u8]) -> Result<()> {
         let half = self.link.own();
         let place = self.place + ahead;
@@ -161,7 +161,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Goes on with closing in good order; true once the other end has received everything, the line that says so included.
+    /// Continues closing in good order; true once the other end has received everything, the line that says so included.
     pub(super) fn finish(&mut self) -> Result<bool> {
         if !self.is_ended {
             if !self.has_room(1)? {

@@ -261,10 +261,10 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
     fill_names(&lab, "mine", false, |_| other.offset);
     let full = names(&lab);
     assert!(matches!(lab.rings[1].listen(b"another"), Err(Error::Full { .. })));
-    assert_eq!(names(&lab), full, "what is no listener's is not touched");
+    assert_eq!(names(&lab), full, "an object of no listener is not touched");
 }
 
-/// A line of the manager that cannot be read holds no call up: those that wait go by what they see otherwise, and who must know is told so.
+/// A line of the manager that cannot be read holds no call up: those that wait go by other evidence, and who must know gets an error.
 #[test]
 fn a_fence_that_cannot_be_read_holds_no_call_up() {
     // A call that waited for that line would wait for this long.

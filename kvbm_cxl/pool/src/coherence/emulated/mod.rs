@@ -4,22 +4,22 @@
 //! Real programs, C++ and Python included, run on it unchanged as long as every flush, fence and non-temporal copy goes through
 //! [`Coherence`]: [`Coherence::address`] points into the view, where plain loads and stores run at full speed and reach no other host.
 //!
-//! What is emulated
+//! The emulator models
 //! - One process is one host; its threads share one coherent view. Two processes never do, so those of one machine that are to share a slot
 //!   cannot be told apart from two hosts and must not share one under the emulator.
 //! - A dirty line is written back as a whole, when it is flushed or at a random moment: neighbours in a line overwrite each other.
-//! - A flushed line is taken from the memory anew at the fence, as if prefetched at once, and then stays as it is: who does not flush
+//! - A flushed line is loaded from the memory again at the fence, as if prefetched at once, and then stays as it is: who does not flush
 //!   again never sees a change, except where a random prefetch shows it.
 //! - `write_line` and the whole lines of `copy_in` are pending until this thread fences, in any order. So are flushes: their write-back
 //!   until the next fence, their refill until the next [`Coherence::fence_all`]. The host itself sees its own pending writes.
 //! - A device's reads and writes go through the host's caches: they are made in the view. With [`EmulatorOptions::is_dma_uncached`] they
 //!   go past them, to the memory ([`Coherence::device_address`]).
-//! - What is dirty when the host is dropped is lost; its pending writes arrive. A process that ends without dropping it loses both. (On a
+//! - Dirty lines are lost when the host is dropped; its pending writes arrive. A process that ends without dropping it loses both. (On a
 //!   real machine they come out of its caches later. That a dead process leaves nothing there which could, only the simulator checks.)
 //!
-//! What is not emulated
+//! The emulator does not model
 //! - Plain loads of a line never touched: the view holds the pool's content at the time of opening up to [`EmulatorOptions::copy_mib`];
-//!   behind that it holds zeros, as a cache might from before the first write. No fetch can tell.
+//!   after that it holds zeros, as a cache might from before the first write. No fetch can tell.
 //! - Plain stores of what the view holds already: they change nothing, so the line is not known to be dirty and is not written back.
 //!   A caller that stores in place to lines that others wrote before gets their address from [`Coherence::address_for_stores`].
 //! - Missing [`Coherence::fence_loads`], and fences made by instructions of the caller's own.
@@ -117,7 +117,7 @@ impl Emulated {
         &mut shard[index]
     }
 
-    /// Applies what is pending for a line; without `refill`, only what a store fence orders. True when something stays pending.
+    /// Applies the pending operations of a line; without `refill`, only those that a store fence orders. True when something stays pending.
     fn settle(&self, shard: &mut Shard, line: u64, refill: bool) -> bool {
         let Some(index) = shard.iter().position(|pending| pending.line == line) else { return false };
         let pending = &mut shard[index];
@@ -290,7 +290,7 @@ impl Coherence for Emulated {
         self.shared.leave(offset, len_bytes)
     }
 
-    /// Every line of the view counts as cached, so that this is an eviction and a prefetch behind it: what is found stays as it is then.
+    /// Every line of the view counts as cached, so that this is an eviction, then a prefetch: the line keeps the content it gets then.
     fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
         for &offset in offsets {
             self.shared.enter_line(offset)?;

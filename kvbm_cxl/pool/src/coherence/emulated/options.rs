@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// The emulator's settings, written as `seed=7,noise=4,copy_mib=256,dma=uncached`; what is not named keeps its default.
+/// The emulator's settings, written as `seed=7,noise=4,copy_mib=256,dma=uncached`; an unnamed setting keeps its default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmulatorOptions {
     /// Seed of the noise and of the order in which fences apply pending steps.

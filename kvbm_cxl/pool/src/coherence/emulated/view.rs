@@ -59,7 +59,7 @@ impl View {
         self.load == LineLoad::Avx512
     }
 
-    /// A view that holds the first `copy_bytes` of the memory as they are now, and zeros behind.
+    /// A view that holds the first `copy_bytes` of the memory as they are now, and zeros after them.
     pub(super) fn new(shared: Arc<FaultMap>, load: LineLoad, copy_bytes: u64) -> Result<Self> {
         let len_bytes = shared.len_bytes();
         let view = View { view: Pages::new(len_bytes)?, twin: Pages::new(len_bytes)?, shared, load };
@@ -148,7 +148,7 @@ impl View {
         }
     }
 
-    /// Takes the line from the memory anew. Words that this host stores to meanwhile keep its value and stay dirty.
+    /// Loads the line from the memory again. Words that this host stores to meanwhile keep its value and stay dirty.
     pub(super) fn refill(&self, line: u64) {
         let memory: [u64; 8] = bytemuck::cast(self.memory(line));
         // SAFETY: a whole line of the twin.

@@ -60,7 +60,7 @@ impl Inner {
         self.bind(active, ask.slot as usize, Binding { incarnation, machine: ask.machine, nonce: ask.nonce, ..Binding::default() })?;
         point!("manager.bound");
         let view = &mut active.hosts[ask.slot as usize];
-        // A host that starts anew after an end begins with the usual patience.
+        // A host that starts again after an end begins with the usual patience.
         let leniency = if has_survived || mutant!("patience_with_the_dead") { (view.leniency + 1).min(MAX_LENIENCY) } else { 0 };
         *view = HostView::new(self.geometry(), Pulse::since(now_ns));
         view.leniency = leniency;

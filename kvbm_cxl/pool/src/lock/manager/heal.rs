@@ -4,7 +4,7 @@
 //!
 //! | line | what the owner knows | without that |
 //! |---|---|---|
-//! | SEAT | the manager in charge, and the local segment of the machine: its epoch, as of a manager that resigned | the seat claims anew, above every tag of its own copies |
+//! | SEAT | the manager in charge, and the local segment of the machine: its epoch, as of a manager that resigned | the seat claims again, above every tag of its own copies |
 //! | GR, BIND | the manager in charge: its copies | nothing; the next manager tells whether the copy can matter |
 //! | FEN | the local segment of the machine | every incarnation that is bound counts as fenced |
 //! | DEAD | the local segment of the machine | nothing counts as proven: the operator states it again |
@@ -89,7 +89,7 @@ impl Inner {
 
     /// The lines of this machine's seat while another seat is in charge.
     ///
-    /// Returns whether the seat has to claim anew: its SEAT line does not verify, and this machine does not remember its epoch. One that is
+    /// Returns whether the seat has to claim again: its SEAT line does not verify, and this machine does not know its epoch. One that is
     /// remembered needs no look at the other seats, whose lines may be damaged as well.
     pub(super) fn mend_beside_manager(&self, seat: u64) -> Result<bool> {
         if !self.owns_seat(seat)? {
@@ -109,7 +109,7 @@ impl Inner {
         Ok(false)
     }
 
-    /// Whether the segment of this machine holds what was published of `seat`: its rows and its epoch.
+    /// Whether the segment of this machine holds the published state of `seat`: its rows and its epoch.
     fn remembers(&self, seat: u64) -> bool {
         self.segment.header().rows_of_seat.load(Ordering::Acquire) == seat as u32 + 1
     }
@@ -196,7 +196,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What stands in for a fence row that no process remembers: every incarnation that is bound counts as fenced.
+    /// The substitute for a fence row that no process remembers: every incarnation that is bound counts as fenced.
     fn careful_row(&self, line: usize) -> Result<FenceLine> {
         let mut row = FenceLine::default();
         for (place, fenced) in row.fenced.iter_mut().enumerate() {
@@ -238,7 +238,7 @@ impl Inner {
         Ok(row)
     }
 
-    /// Keeps in the machine's memory what is in a row, or is about to be.
+    /// Keeps in the machine's memory a number that is in a row, or is about to be.
     pub(super) fn remember(&self, row: &[AtomicU32; MAX_SLOTS], slot: usize, number: u32) {
         if let Some(known) = row.get(slot) {
             known.fetch_max(number, Ordering::AcqRel);
@@ -293,7 +293,7 @@ impl Inner {
     }
 
     /// Whether a copy of `seat` that does not verify can have a tag above `best`: a seat tags with epochs that it has claimed, so not above
-    /// its SEAT line as it is fetched behind the copy. Of this manager's own seat the epoch before its claim counts, `own_before`.
+    /// its SEAT line as it is fetched after the copy. Of this manager's own seat the epoch before its claim counts, `own_before`.
     pub(super) fn may_hide_more(&self, own_seat: u64, own_before: Option<u32>, seat: u64, best: u32) -> Result<bool> {
         if mutant!("heal.adopt_best_readable") {
             return Ok(false);

@@ -104,7 +104,7 @@ impl Inner {
                     news |= place < announced;
                     active.note_requests(slot, line, &requests);
                 }
-                // Looked at again until its host, or a sibling that goes on, has written it whole.
+                // Looked at again until its host, or a sibling that still runs, has written it whole.
                 Err(Error::BadLine { .. }) => active.hosts[slot as usize].versions[line as usize] = None,
                 Err(other) => return Err(other),
             }

@@ -86,7 +86,7 @@ struct Active {
     boxes_at_ns: u64,
     /// The epoch of this seat before its claim, if its line verified then.
     own_before: Option<u32>,
-    /// Where the look at the own registers goes on.
+    /// Where the look at the own registers continues.
     mended: u64,
     /// Fences that the rule "fence before grant" would have published before (only with that rule dropped).
     late_fences: Vec<(u32, u32)>,

@@ -19,7 +19,7 @@ const MAX_CLAIM_BACKOFF: u32 = 6;
 /// Heartbeats between two looks for a seat whose damaged lines wait for this machine.
 const MEND_PERIODS: u64 = 8;
 
-/// What came of an attempt to get any seat.
+/// The outcome of an attempt to get any seat.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     /// This one is had.
@@ -138,7 +138,7 @@ impl Inner {
                 continue;
             }
             match self.mend_claimed_seat(seat, Some(seat) == unused) {
-                // Another damaged line hides what has to be known.
+                // Another damaged line hides the state that this needs.
                 Ok(()) | Err(Error::BadLine { .. } | Error::Full { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -213,7 +213,7 @@ impl Inner {
         Ok(Attempt::Lost)
     }
 
-    /// The line of a seat; of one that does not verify the epoch by the seat's own tags, as of a seat that claims anew: nothing that it
+    /// The line of a seat; of one that does not verify the epoch by the seat's own tags, as of a seat that claims again: nothing that it
     /// claimed above them was served.
     fn found_in_seat(&self, seat: u64) -> Result<Seat> {
         if let Some(found) = if_whole(self.lines.fetch::<Seat>(seat))? {
@@ -238,7 +238,7 @@ impl Inner {
     }
 
     /// The slot is this machine's now, and with it the slot's seat. A seat that was claimed to get there goes back at once, for the next
-    /// machine that finds no manager, and the role goes on in the slot's seat. For the first process of a session, alone on the machine.
+    /// machine that finds no manager, and the role continues in the slot's seat. For the first process of a session, alone on the machine.
     pub(crate) fn take_seat_of_slot(&self) -> Result<()> {
         let Some(seat) = self.geometry().seat_of(self.slot()).filter(|_| self.reserved_seat().is_none()) else { return Ok(()) };
         let served = self.release_claimed_seat()?;
@@ -276,7 +276,7 @@ impl Inner {
         Ok(Some(seat))
     }
 
-    /// Before the slot of a dead host goes to another machine, which writes its identity line anew: what that line proves of the host's
+    /// Before the slot of a dead host goes to another machine, which overwrites its identity line: what that line proves of the host's
     /// seat is stated for good. False when it could not be stated now.
     pub(super) fn keep_proof_of_seat(&self, slot: u32) -> Result<bool> {
         let Some(identity) = if_whole(self.lines.fetch::<Identity>(slot.into()))? else { return Ok(true) };

@@ -47,7 +47,7 @@ impl Tagged for Binding {
 }
 
 impl Inner {
-    /// Claims the role for `seat`; `None` when another seat claimed a higher epoch meanwhile. What `watch` saw of the hosts goes on: the
+    /// Claims the role for `seat`; `None` when another seat claimed a higher epoch meanwhile. The observations of `watch` stay valid: the
     /// silence of a host that died with the manager is over by now.
     pub(super) fn take_over(&self, seat: u64, watch: &ManagerWatch) -> Result<Option<Active>> {
         let geometry = *self.geometry();
@@ -213,7 +213,7 @@ impl Inner {
         (0..per_seat).try_for_each(|line| self.lines.publish(seat * per_seat + line, GrantLine::default()))
     }
 
-    /// After a takeover: every request of every bound slot is looked at, and waiters queue in slot order behind the last holder.
+    /// After a takeover: every request of every bound slot is looked at, and waiters queue in slot order after the last holder.
     fn rebuild_queues(&self, active: &mut Active, now_ns: u64) -> Result<()> {
         self.look_at_hosts(active, now_ns)?;
         let slots = self.geometry().slots;

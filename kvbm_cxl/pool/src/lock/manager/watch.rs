@@ -73,7 +73,7 @@ pub(super) struct ManagerWatch {
     pulses: Vec<Pulse>,
     /// Doublings of the patience with managers: the role moved lately, for no reason.
     unrest: u32,
-    /// A host whose manager was taken for dead, and its heartbeat then: one that goes on was only slow.
+    /// A host whose manager was taken for dead, and its heartbeat then: one that resumes was only slow.
     deposed: Option<(u32, (u32, u64))>,
     /// No manager serves, as of the last look.
     is_vacant: bool,
@@ -98,7 +98,7 @@ impl ManagerWatch {
         if self.is_vacant { heartbeat_ns / VACANT_LOOKS } else { heartbeat_ns }
     }
 
-    /// What was seen of `incarnation` of a slot. Of another one nothing is known of it: it begins now.
+    /// The observations of `incarnation` of a slot. Those of another one say nothing about it: its pulse begins now.
     pub fn pulse_of(&self, slot: usize, incarnation: u32, now_ns: u64) -> Pulse {
         let is_its = |pulse: &&Pulse| pulse.beat.0 == incarnation || mutant!("failover.silence_of_another_life");
         let seen = self.pulses.get(slot).filter(is_its).filter(|_| !mutant!("failover.silence_counts_anew"));
@@ -266,7 +266,7 @@ impl Inner {
         Ok(if_whole(self.lines.fetch::<Seat>(before.seat))?.is_none_or(|line| line.beat != RESIGNED))
     }
 
-    /// Whether a host whose manager was taken for dead goes on; `None` where nothing tells yet. One that died and came back is no reason
+    /// Whether a host whose manager was taken for dead resumes; `None` while this is unknown. One that died and came back is no reason
     /// for patience.
     fn goes_on(&self, watch: &ManagerWatch, slot: u32, before: (u32, u64)) -> Result<Option<bool>> {
         let beat = watch.pulses[slot as usize].beat;

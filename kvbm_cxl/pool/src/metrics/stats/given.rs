@@ -6,7 +6,7 @@ use crate::metrics::Kind;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What layers above this crate counted. They hand over what has changed since the last time, now and then: no place for a hot path.
+/// The counts of layers above this crate. They hand over the changes since the last time, now and then: no place for a hot path.
 pub struct Given([AtomicU64; STATS]);
 
 impl Default for Given {
@@ -28,7 +28,7 @@ impl Given {
         stat.is_given() && (change >= 0 || stat.kind() == Kind::Gauge)
     }
 
-    /// Adds to a counter or gauge what has changed since the last time. False, and nothing is changed, for what is not possible.
+    /// Adds the change since the last time to a counter or gauge. False, and nothing is changed, for an impossible change.
     pub fn add(&self, stat: Stat, change: i64) -> bool {
         match self.0.get(stat.place()) {
             Some(place) if Self::is_possible(stat, change) => {
@@ -48,7 +48,7 @@ impl Given {
         }
     }
 
-    /// What was given for the counter at `place`.
+    /// The sum of the changes of the counter at `place`.
     pub fn get(&self, place: usize) -> u64 {
         let value = self.0.get(place).map_or(0, |value| value.load(Ordering::Relaxed));
         // Changes of a gauge come in any order, so that it may be below zero for a moment.

@@ -52,7 +52,7 @@ fn labels_of(text: &str) -> (Labels, &str) {
         match rest.split_at(1) {
             (",", after) => rest = after,
             ("}", after) => return (labels, after),
-            other => panic!("{other:?} behind a label"),
+            other => panic!("{other:?} after a label"),
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools side by side on one file: what is refused, what is found, and that no byte beside a pool changes.
+//! Pools side by side on one file: refusals, finds, and that no byte outside of a pool changes.
 
 use super::*;
 use crate::device::{Access, DevicePart, PoolSpec, Sysfs};
@@ -152,7 +152,7 @@ fn what_lies_within_a_pool_is_its_own_whatever_it_looks_like() {
     assert!(matches!(problem(shelf.format(14 * M, Some(6 * M))), PartitionProblem::Overlaps { pool_offset, .. } if pool_offset == 16 * M));
 }
 
-/// Superblocks of a stranger: any bytes, and any numbers behind a right checksum.
+/// Superblocks of a stranger: any bytes, and any numbers under a right checksum.
 #[test]
 fn whatever_lies_on_the_device_the_walk_ends() {
     let shelf = Shelf::with_holes(32 * M);
@@ -211,8 +211,8 @@ fn parts_that_cannot_be_are_refused_with_their_kind() {
             other => panic!("{offset} {size:?}: {other:?}"),
         }
     }
-    assert_eq!(shelf.sum_outside(0..0), before, "what was refused wrote nothing");
-    // Beside it, up to the border; and the same place, which is not a neighbour's.
+    assert_eq!(shelf.sum_outside(0..0), before, "a refused format wrote nothing");
+    // Next to it, up to the border; and the same place, which is not a neighbour's.
     drop(shelf.format(0, Some(8 * M)).unwrap());
     drop(shelf.format(16 * M, None).unwrap());
     let again = Pool::format(&shelf.spec(8 * M, Some(8 * M)), &options()).err().unwrap();

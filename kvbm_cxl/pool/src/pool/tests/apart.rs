@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools whose metadata lies on a device of its own: what lies where, which names open them, and what is refused without a byte written.
+//! Pools whose metadata lies on a device of its own: layout, names that open them, and formats refused without a byte written.
 
 use super::*;
 use crate::device::DevicePart;
@@ -100,7 +100,7 @@ fn a_wrong_pair_is_refused_and_nothing_is_written() {
     refused(&whole(m, &[&gone]), &["no such device"]);
     assert!([bench.bytes(), other.bytes(), striped.bytes()] == before);
 
-    // Formatted anew for another pool, the device of the metadata tells so; and so does a payload that was left behind.
+    // The device of the metadata, formatted for another pool, is recognized; and so is a leftover payload.
     let old = bench.bytes();
     Pool::erase(&spec(&bench, None), &options()).unwrap();
     bench.patch(1, 0, &old[1][..4096]);
@@ -238,7 +238,7 @@ fn a_format_over_one_device_sees_the_hosts_by_the_other() {
         let new = Pool::format(&alone, &FormatOptions { evict_hosts: true, ..force.clone() }).unwrap();
         assert!(matches!(host.enter().map(|_| ()), Err(Error::Replaced { .. })), "the format waits for hosts that it sees");
         drop((service, host, new));
-        // What is left of the old one is a part of a pool of which nothing can be seen any more.
+        // The rest of the old one is a part of a pool whose metadata is gone.
         let rest = PoolSpec::new(vec![bench.paths[1 - half].clone()], None).unwrap();
         assert!(matches!(Pool::format(&rest, &force), Err(Error::HostsUnseen { .. })));
         Pool::format(&rest, &FormatOptions { evict_hosts: true, ..force }).unwrap();

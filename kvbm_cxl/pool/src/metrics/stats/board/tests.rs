@@ -77,7 +77,7 @@ enum Step {
     Count(usize, u64),
     /// It dies.
     Die(usize),
-    /// A process folds what is dead.
+    /// A process folds the dead rows.
     Fold,
     /// A process begins to fold this row, if its process is dead, and dies when the base counts already.
     DieInFold(usize),
