@@ -118,7 +118,7 @@ def test_an_alert_fires_for_the_pool_in_trouble_alone(promtool, tmp_path, interv
 
 def test_an_exporter_that_moves_to_another_address_is_seen(promtool, tmp_path):
     """A pod that is started again has another address: the pool was never away."""
-    bare = [{key: value for key, value in rule.items() if key != "annotations"} for rule in GROUP["rules"] if rule["alert"] == "CxlPoolNotSeen"]
+    bare = [{key: value for key, value in ALERTS["CxlPoolNotSeen"].items() if key != "annotations"}]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "tried", "rules": bare}]}))
     given = [
         {"series": series("cxl_pool_info", {"pool": "u", "uuid": "u", "instance": "10.0.0.1:9477"}), "values": "1x60 _x60"},

@@ -125,7 +125,8 @@ def test_the_format_job_comes_first_and_has_no_way_to_destroy():
 
 def test_the_claim_is_there_before_the_format_job_needs_it():
     objects = charts.render(access="dra")
-    hooks = {(each["kind"], each["metadata"]["name"]): each["metadata"]["annotations"] for each in objects if "annotations" in each["metadata"]}
+    about = {(each["kind"], each["metadata"]["name"]): each["metadata"] for each in objects}
+    hooks = {key: metadata["annotations"] for key, metadata in about.items() if "annotations" in metadata}
     weights = {kind: int(hook["helm.sh/hook-weight"]) for (kind, _), hook in hooks.items() if kind != "Pod"}
     assert weights["ResourceClaimTemplate"] < weights["Job"] and weights["DeviceClass"] < weights["Job"]
     # Helm leaves what a hook made, unless the hook says otherwise.
@@ -138,7 +139,8 @@ def test_the_claim_is_there_before_the_format_job_needs_it():
         for pod, template in charts.pods(found):
             for claim in template["spec"].get("resourceClaims", ()):
                 name = claim["resourceClaimTemplateName"]
-                assert ("ResourceClaimTemplate", name) in hooks if found["kind"] == "Job" else name in templates and name == "rack-pool", pod
+                is_hook = ("ResourceClaimTemplate", name) in hooks
+                assert name in templates and is_hook == (found["kind"] == "Job"), pod
     assert not [each for each in charts.render(access="dra", pool={"deviceClass": {"name": "pool.rack"}}) if each["kind"] == "DeviceClass"]
 
 
@@ -185,7 +187,8 @@ def test_services_and_monitors_choose_the_pods_that_they_mean():
         assert monitor.items() <= service["metadata"]["labels"].items()
         fronts = workers | ({"Frontend"} if serving == "dynamo" else set())
         policies = {each["metadata"]["name"]: chosen(each["spec"]["podSelector"]) for each in objects if each["kind"] == "NetworkPolicy"}
-        assert policies == {"rack-pool": {"rack-host", "rack-format", "rack-test"}, "rack-exporter": {"rack-exporter"}, "rack-serving": fronts}
+        of_pool = {"rack-host", "rack-format", "rack-test"}
+        assert policies == {"rack-pool": of_pool, "rack-exporter": {"rack-exporter"}, "rack-serving": fronts}
 
 
 def test_dashboards_and_alerts_are_those_of_the_checkout():
@@ -198,7 +201,8 @@ def test_dashboards_and_alerts_are_those_of_the_checkout():
 
 def test_notes_name_what_is_installed():
     """Every object that the notes send a reader to is one of the chart, in every mode."""
-    modes = [{}, {"serving": "vllm"}, {"serving": "none"}, {"host": {"enabled": False}}, {"connector": "nixl-ucx"}, {"format": {"enabled": False}}]
+    off = {"enabled": False}
+    modes = [{}, {"serving": "vllm"}, {"serving": "none"}, {"host": off}, {"connector": "nixl-ucx"}, {"format": off}]
     for changes in modes:
         text = charts.notes(**changes)
         objects = {(each["kind"].lower(), each["metadata"]["name"]) for each in charts.render(**changes)}
@@ -289,7 +293,10 @@ def test_a_graph_of_the_user_gets_the_pool_whatever_its_order_and_names(reverse)
         (lambda graph: graph.update(kind="DynamoComponentDeployment"), "no DynamoGraphDeployment"),
         (lambda graph: graph.update(apiVersion="nvidia.com/v1alpha1"), "no DynamoGraphDeployment"),
         (lambda graph: graph["spec"]["components"].__delitem__(slice(1, None)), "nothing would use the pool"),
-        (lambda graph: graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"].pop(), "VllmDecodeWorker has no container `main`"),
+        (
+            lambda graph: graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"].pop(),
+            "VllmDecodeWorker has no container `main`",
+        ),
         (
             lambda graph: graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"][1].update(command=["sh", "-c"]),
             "VllmDecodeWorker starts its engine by a shell",

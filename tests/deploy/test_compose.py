@@ -61,6 +61,10 @@ class Graph:
     def container(self, service):
         return self.compose("ps", "-q", service).strip()
 
+    def restarts(self, service):
+        """How often Docker has started a service again."""
+        return int(self.docker("inspect", "--format", "{{.RestartCount}}", self.container(service)))
+
     def open(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.ports['PORT']}{path}", data, {"Content-Type": "application/json"})
@@ -138,7 +142,8 @@ def running(env, profile):
 def documented_requests():
     """Bodies of the requests that the pages send to this graph."""
     pages = [charts.ROOT / "docs/start/kubernetes.md", charts.ROOT / "deploy/README.md"]
-    return [json.loads(body) for page in pages for body in re.findall(r"curl http://127\.0\.0\.1:8000/v1/completions .*-d '([^']*)'", page.read_text())]
+    text = "\n".join(page.read_text() for page in pages)
+    return [json.loads(body) for body in re.findall(r"curl http://127\.0\.0\.1:8000/v1/completions .*-d '([^']*)'", text)]
 
 
 # Each kind of sampling that vLLM has code of its own for.
@@ -204,12 +209,11 @@ def test_a_graph_answers_the_same_after_its_decode_worker_was_killed(docker_env)
         for body in [*requests, *({"model": "model", "prompt": prompt(3), "max_tokens": 8, **kind} for kind in KINDS)]:
             answer = graph.open("/v1/completions", body)
             assert all(choice["text"] for choice in answer["choices"]), body
-        restarts = [graph.docker("inspect", "--format", "{{.RestartCount}}", graph.container(each)).strip() for each in ("prefill", "decode")]
-        assert restarts == ["0", "0"]
+        assert [graph.restarts(each) for each in ("prefill", "decode")] == [0, 0]
 
         # What ends in good order comes back, too.
         graph.docker("exec", graph.container("frontend"), "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
-        graph.until(lambda: graph.docker("inspect", "--format", "{{.RestartCount}}", graph.container("frontend")).strip() == "1", WAIT_S, "frontend")
+        graph.until(lambda: graph.restarts("frontend") == 1, WAIT_S, "the frontend does not come back")
         text, _, _ = graph.until(lambda: graph.ask(prompt(1)), READY_TIMEOUT_S, "no answer after the frontend was started again")
         assert text == first
         assert len(graph.compose("logs", "prometheus").splitlines()) < 100

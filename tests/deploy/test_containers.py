@@ -275,5 +275,6 @@ def test_the_exporter_reads_without_an_identity(rack):
     rack.start("exporter", "cxlctl", "exporter", "--address", "0.0.0.0")
     rack.wait_for("exporter", "listening")
     page = rack.docker("exec", f"{rack.name}-exporter", "python3", "-c", script).stdout
-    assert re.search(r'cxl_pool_slots{pool="[0-9a-f-]+",state="live"} 1$', page, re.MULTILINE) and "cxl_pool_host_published_blocks_total" in page
+    assert re.search(r'cxl_pool_slots{pool="[0-9a-f-]+",state="live"} 1$', page, re.MULTILINE)
+    assert "cxl_pool_host_published_blocks_total" in page
     assert len(rack.hosts()[0]) == 1

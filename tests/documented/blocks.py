@@ -6,7 +6,7 @@ A mark is a comment on the line before the block (an empty line may stand betwee
     <!-- walk: machine -->          `make test-documented` executes it as it stands, after the blocks of the page above it
     <!-- walk: machine, afresh -->  the same, with a new shell and empty devices
     <!-- walk: make TARGET -->      that target runs what these lines configure, with commands of its own
-    <!-- walk: no, REASON -->       nobody executes it: it needs two hosts, a cluster, a GPU, a CXL device
+    <!-- walk: no, REASON -->       no test executes it: it needs two hosts, a cluster, a GPU, a CXL device
     <!-- walk: text -->             no commands: output, values, a part of a command
     <!-- from examples/... -->      lines of an example, which has a test of its own
 """
@@ -79,7 +79,7 @@ def problem(block, targets):
         missing = [word for word in rest.split() if word not in targets]
         return f"{where}: no target {', '.join(missing)}" if missing or not rest else None
     if kind == "no,":
-        return None if rest else f"{where}: say why nobody walks it"
+        return None if rest else f"{where}: say why no test walks it"
     if kind == "from":
         return None if (ROOT / rest).is_file() else f"{where}: no file {rest}"
     return None if block.mark in ("machine", "machine, afresh", "text") else f"{where}: an unknown mark, {block.mark!r}"

@@ -7,7 +7,9 @@ from walk import Given, can_walk, walk
 
 # A tiny model with random weights, and a thread for each process of vLLM: what a machine of two cores serves.
 MODEL = f"""export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1
-MODEL=$(PYTHONPATH={ROOT}/deploy/dynamo python -c 'import pathlib, tiny_model; print(tiny_model.tiny_model(pathlib.Path("models").absolute()))')
+MODEL=$(PYTHONPATH={ROOT}/deploy/dynamo python -c '
+import pathlib, tiny_model
+print(tiny_model.tiny_model(pathlib.Path("models").absolute()))')
 export PYTHONPATH={ROOT}/deploy/dynamo/cpu_harness
 """
 # The prompt of a first question, without a temperature; the second engine's worth of a check: the pool has blocks of it.
@@ -31,13 +33,27 @@ import json, random
 draw = random.Random(1)
 for number in range(60):
     ids = list(range(draw.randrange(4) * 10, draw.randrange(1, 8))) or [900 + number]
-    print(json.dumps({"timestamp": 500 * number, "input_length": 512 * len(ids), "output_length": 20, "hash_ids": ids}), file=open("trace.jsonl", "a"))
+    line = {"timestamp": 500 * number, "input_length": 512 * len(ids), "output_length": 20, "hash_ids": ids}
+    print(json.dumps(line), file=open("trace.jsonl", "a"))
 END
+"""
+# Two processes that record requests.
+RECORDS = """mkdir records
+for process in 1 2; do python - <<'END'
+import kvbm_cxl
+recorder = kvbm_cxl.TraceRecorder("records", "a salt", block_tokens=16)
+namespace = kvbm_cxl.Namespace(model="m")
+for number in range(20):
+    keys = [kvbm_cxl.chain_key(None, [number % 5, index]) for index in range(6)]
+    recorder.asked(namespace, keys, 96, 0)
+    recorder.published(namespace, keys)
+END
+done
 """
 # By page and number of the walk.
 GIVEN = {
     ("docs/operating/cxlctl.md", 0): Given(
-        before=TRACE + KEEP + "cxl-bench trace trace.jsonl --hosts 2 --pool-percent 300 --load 0.02 --record records >replayed",
+        before=TRACE + KEEP + RECORDS,
         words={
             "KEY --namespace NS": f"{'0' * 32} --namespace {'0' * 32} || [ $? -eq 1 ]",
             "record DIR": "record records",
@@ -51,9 +67,11 @@ GIVEN = {
         words={"0x2c00000": "$unnamed"},
     ),
     ("docs/operating/format.md", 1): Given(words={"64G": "512M"}),
-    ("docs/operating/sizing.md", 0): Given(before=TRACE, after="test -s plan.json -a -s plan.svg"),
+    ("docs/operating/sizing.md", 0): Given(before=TRACE, after="test -s rack.toml"),
     ("docs/start/vllm.md", 0): Given(before=MODEL),
-    ("docs/start/rack.md", 0): Given(before=MODEL, words={"vllm serve MODEL": "vllm serve $MODEL"}, lasting={"vllm serve": 8000}, after=ASK, timeout_s=900),
+    ("docs/start/rack.md", 0): Given(
+        before=MODEL, words={"vllm serve MODEL": "vllm serve $MODEL"}, lasting={"vllm serve": 8000}, after=ASK, timeout_s=900
+    ),
 }
 
 
@@ -80,7 +98,8 @@ def test_a_page_can_be_followed(page, number, tmp_path):
 
 def test_what_is_not_walked_is_listed(capsys):
     """Prints the blocks that no test executes, with their reasons."""
-    rest = [f"{block.page}:{block.line}: {block.mark.partition(', ')[2]}" for page in pages() for block in blocks(page) if (block.mark or "").startswith("no,")]
+    found = [block for page in pages() for block in blocks(page) if (block.mark or "").startswith("no,")]
+    rest = [f"{block.page}:{block.line}: {block.mark.partition(', ')[2]}" for block in found]
     with capsys.disabled():
         print("\n   not walked:" + "".join(f"\n   {line}" for line in rest))
     assert all(not line.endswith(": ") for line in rest)
@@ -133,5 +152,6 @@ three
 def test_blocks_and_their_marks_are_read():
     found = blocks("p.md", PAGE)
     assert [(block.text, block.mark) for block in found] == [("one\ntwo", "machine"), ("three", "no, a GPU"), ("four", None)]
-    says = [problem(Block("p.md", 1, "", mark), {"test"}) for mark in (None, "maschine", "make test", "make tset", "no,", "from examples/none")]
+    marks = (None, "maschine", "make test", "make tset", "no,", "from examples/none")
+    says = [problem(Block("p.md", 1, "", mark), {"test"}) for mark in marks]
     assert [bool(each) for each in says] == [True, True, False, True, True, True]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executes the blocks of a page that this machine can execute, as they stand, in one shell.
 
-The shell runs in a mount namespace of its own. /dev/dax0.0 and /dev/dax1.0 are files there, and /dev/shm is empty, so that a page's commands
-name what they name and touch no pool of the machine.
+The shell runs in a mount namespace of its own. /dev/dax0.0 and /dev/dax1.0 are files there, and /dev/shm is empty, so that a page's
+commands name what they name and touch no pool of the machine.
 """
 
 import os
@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from blocks import ROOT
 
 DEVICES = ("dax0.0", "dax1.0")
+UNSHARE = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child")
 NODES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 @dataclass
 class Given:
-    """What a reader brings to a page. words: his values for the words in capitals. lasting: beginnings of commands that run until Ctrl-C, each
-    with the port that answers once it serves, or None. before: shell commands that make what the page takes for granted. after: the same for
-    what shows that the page did what it says. timeout_s: of the whole page."""
+    """The reader's part of a page. words: values for the words in capitals. lasting: beginnings of commands that run until Ctrl-C, each
+    with the port that answers once it serves, or None. before: shell commands that make what the page takes for granted. after: shell
+    commands that fail if the page did not do what it says. timeout_s: of the whole page."""
 
     words: dict = field(default_factory=dict)
     lasting: dict = field(default_factory=dict)
@@ -68,14 +69,15 @@ def _namespace(folder):
     dev = folder / "dev"
     made = [f"mkdir {dev}", f"mount -t tmpfs none {dev}", f"mkdir {dev}/shm {dev}/pts", f"mount -t tmpfs -o mode=1777 none {dev}/shm"]
     made += [f"[ ! -e /dev/{node} ] || {{ touch {dev}/{node}; mount --bind /dev/{node} {dev}/{node}; }}" for node in NODES]
-    made += [f"ln -s /proc/self/fd{number} {dev}/{name}" for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"))]
+    links = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
+    made += [f"ln -s /proc/self/fd{number} {dev}/{name}" for name, number in links.items()]
     made += [f"truncate -s 1G {dev}/{device}" for device in DEVICES]
     return "\n".join(["set -eu", *made, f"mount --rbind {dev} /dev", "exec bash page.sh"]) + "\n"
 
 
 def can_walk():
     """Why no page can be walked here; None where it can."""
-    done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--mount-proc", "--fork", "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else f"no mount namespace can be made here: {done.stderr.strip()}"
 
 
@@ -87,5 +89,5 @@ def walk(page, found, given, folder):
     programs = os.pathsep.join(map(str, (ROOT / ".venv/serve/bin", ROOT / "target/release")))
     env = {**kept, "PATH": f"{programs}{os.pathsep}{kept['PATH']}", "HOME": str(folder), "CXL_STATE_DIR": str(folder / "state")}
     env |= {"CXL_MACHINE_ID": f"walk-{os.getpid()}", "CXL_SUSPECT_MS": "30000", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "bash", "namespace.sh"]
+    command = [*UNSHARE, "bash", "namespace.sh"]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=given.timeout_s, check=False)
