@@ -9,7 +9,7 @@ use cxl_pool::media::Region;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// What is printed below the help.
+/// Text below the help.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done, nothing wrong
@@ -98,7 +98,7 @@ pub enum Command {
     Why(crate::cache::WhyArgs),
     /// Run two processes as two hosts on one pool: one publishes blocks, the other pulls them and verifies every byte
     ///
-    /// Formats the pool that --pool names, which must be empty. Without --pool it uses 64 MiB of memory and leaves nothing behind.
+    /// Formats the pool that --pool names, which must be empty. Without --pool it uses 64 MiB of memory and frees it at the end.
     Demo,
     /// Run the second process of the demo
     #[command(hide = true)]
@@ -199,8 +199,8 @@ pub struct FormatArgs {
     /// Choose how hosts see each other's writes
     #[arg(long, value_enum, default_value = "software")]
     pub coherence: Coherence,
-    /// Overwrite and lose what is on the devices. Refused while hosts use a pool on them, or if its hosts cannot be seen because a part of
-    /// it is missing
+    /// Overwrite the devices and lose their content. Refused while hosts use a pool on them, or if its hosts cannot be seen because a part
+    /// of it is missing
     #[arg(long)]
     pub force: bool,
     /// As --force, also while hosts use the pool: invalidate it, wait until each host has stopped, then overwrite it

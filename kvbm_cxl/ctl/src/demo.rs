@@ -47,7 +47,7 @@ fn key(number: u64) -> BlockKey {
     chain(None, &[number as u32], b"demo")
 }
 
-/// A pool in memory that no name leads to, so that nothing stays behind however this ends.
+/// A pool in an unnamed file in memory: the kernel frees it however its processes end.
 fn unnamed_file() -> Result<(std::fs::File, String), Failure> {
     let failed = |error: std::io::Error| Failure::new(Exit::Failed, format!("making a file in /dev/shm: {error}"));
     let file = tempfile::tempfile_in("/dev/shm").map_err(failed)?;

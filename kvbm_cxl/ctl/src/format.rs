@@ -69,7 +69,7 @@ fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     Ok(areas)
 }
 
-/// About how large a pool over these devices becomes: the smallest decides. Zero where that cannot be told, which the format then tells.
+/// Approximate size of a pool over these devices: the smallest one decides. Zero if it cannot be read, which the format then reports.
 fn len_bytes(spec: &PoolSpec) -> u64 {
     let each = spec.size_bytes().or_else(|| {
         let len_bytes = |part: DevicePart| part.open(Access::Read, &Sysfs::default()).map_or(0, |device| device.info().len_bytes);

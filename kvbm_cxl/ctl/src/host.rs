@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often this process looks whether it is asked to end and what has changed.
+/// Interval at which this process checks for a signal and for changes.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long it waits for the end of workers and other hosts on this node before it leaves, in units of `CXL_SUSPECT_MS`: a node that is
 /// shut down ends all of them at once.
@@ -79,7 +79,7 @@ fn watch(host: &Host, stop: &AtomicBool) -> Result<()> {
     let mut incarnation = host.incarnation();
     let mut stated = host.stated_ends();
     loop {
-        // Read first, so that what has happened until then is told.
+        // Read first, so that changes before the signal are logged.
         let is_asked = stop.load(Ordering::Relaxed);
         host.check_membership()?;
         let now = host.incarnation();

@@ -151,7 +151,7 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
 }
 
 fn need_confirmation(advice: &str) -> Failure {
-    Failure::new(Exit::Refused, format!("a machine that is declared dead and goes on corrupts data: {advice}"))
+    Failure::new(Exit::Refused, format!("a machine that is declared dead but still runs corrupts data: {advice}"))
 }
 
 /// The incarnation that was named, if the slot ever had it.
@@ -164,7 +164,7 @@ fn known_incarnation(known: &Survey, number: u16, incarnation: u32) -> Result<In
         let message = format!(
             "whether slot {number} ever had incarnation {incarnation} cannot be read: a line that binds the slot to a machine does not \
              verify. `cxlctl fsck` tells which; repeat this once the machine of that line's seat, or `cxlctl fsck --repair`, has written \
-             it anew"
+             it again"
         );
         return Err(Failure::new(Exit::Failed, message));
     }

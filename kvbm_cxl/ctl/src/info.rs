@@ -18,7 +18,7 @@ pub fn run(pool: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// What is used, or why that cannot be told.
+/// The usage, or why it is unknown.
 pub type Usage = Result<AllocAudit, String>;
 
 fn kind(kind: DeviceKind) -> &'static str {
@@ -200,7 +200,7 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
             audit.kept_blocks,
             bytes(audit.kept_bytes)
         )),
-        Some(Err(reason)) => text.push_str(&format!("usage\n  cannot be told: {reason}\n")),
+        Some(Err(reason)) => text.push_str(&format!("usage\n  unknown: {reason}\n")),
         None => {}
     }
     text

@@ -14,9 +14,9 @@ use cxl_pool::pool::Pool;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// What of a region is asked for.
+/// The requested lines of a region.
 enum Wanted {
-    /// What is not empty or does not verify.
+    /// Lines that are not empty or do not verify.
     Used,
     All,
     One(u64),

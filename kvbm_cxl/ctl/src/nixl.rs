@@ -50,7 +50,7 @@ fn text_of(view: &PoolView, is_old: bool) -> String {
     if hosts.is_empty() {
         text.push_str("no host has told of any NIXL agent\n");
     } else {
-        // A host that is not fenced is told of by its state, which says more.
+        // A host that is not fenced is shown with its state, which says more.
         let how = |host: &HostView| if is_fenced(&host.slot) == Some(true) { standing(&host.slot) } else { host.slot.state.name() };
         let heads = hosts.iter().map(|host| format!("slot {}, {}", host.slot.slot, how(host)));
         let mut rows: Vec<Vec<String>> = vec![std::iter::once(String::new()).chain(heads).chain(["all".into()]).collect()];

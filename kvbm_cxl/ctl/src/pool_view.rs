@@ -63,7 +63,7 @@ impl PoolView {
     }
 }
 
-/// What is in the cells of a pool; `None` when it was formatted without any. Reads every descriptor: 64 MiB for a million cells.
+/// Summary of the cells of a pool; `None` if it was formatted without any. Reads every descriptor: 64 MiB for a million cells.
 pub fn cells(pool: &Pool) -> Result<Option<CacheSummary>> {
     if pool.layout().geometry().cell_chunks() == 0 {
         return Ok(None);

@@ -37,7 +37,7 @@ struct Entry {
     object: Map<String, Value>,
 }
 
-/// What was merged.
+/// Totals of the merged recordings.
 #[derive(Default)]
 struct Merged {
     requests: u64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory that a diagnosis may write: never a byte that belongs to a pool.
 //!
-//! - A device that is a plain file is left alone: a scratch file is made beside it, on the same file system, and removed afterwards.
+//! - A device that is a plain file is left alone: a scratch file is made in its directory, on the same file system, and removed afterwards.
 //! - A region of a device is written only where the user states that it is free (`--scratch-offset`), and even then not where the
 //!   superblock says that the header or the metadata of a pool lie.
 //! - An unformatted devdax device is written only when that is forced: that its header is empty does not say that the rest is unused.
@@ -58,7 +58,7 @@ impl Scratch {
             let end = metadata_end(&superblock)?;
             if offset < end {
                 return Err(device.refuse(format!(
-                    "the header and metadata of a pool lie in its first {end:#x} bytes: give a --scratch-offset behind, in a block of yours"
+                    "the header and metadata of a pool lie in its first {end:#x} bytes: give a larger --scratch-offset, in a block of yours"
                 )));
             }
         }
@@ -83,7 +83,7 @@ impl Scratch {
         if device.info().kind != DeviceKind::Devdax {
             let directory = part.path.parent().unwrap_or(Path::new("/"));
             return Ok(Scratch::file(directory, len_bytes).map_err(|error| {
-                format!("no scratch file can be made beside it ({error}): state a free region of it with --scratch-offset")
+                format!("no scratch file can be made in its directory ({error}): state a free region of it with --scratch-offset")
             }));
         }
         Ok(match header_of(&device)? {
@@ -142,7 +142,7 @@ pub fn header_of(device: &Device) -> Result<HeaderContent> {
     inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().label())
 }
 
-/// The offset on its device behind which the metadata of a pool's superblock has ended.
+/// The offset on its device where the metadata of a pool's superblock ends.
 fn metadata_end(superblock: &Superblock) -> Result<u64> {
     let layout = superblock.layout();
     let stripes = Stripes::of(layout.geometry())?;

@@ -112,7 +112,7 @@ fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit
     if !args.i_know_it_is_gone {
         let told: Vec<String> = seats.iter().map(|(seat, machine, _)| format!("seat {seat} of machine {machine}")).collect();
         let message = format!(
-            "{}: if the machine is only paused and goes on, two machines write one line and locks fail. Make sure that it is powered off \
+            "{}: if the machine is only paused and resumes, two machines write one line and locks fail. Make sure that it is powered off \
              or cut off from the memory, or that its container and all of its processes are gone, then repeat this with \
              --i-know-it-is-gone",
             told.join(", ")

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// Puts the cursor at the top and clears what is below.
+/// Puts the cursor at the top and clears the screen.
 const REDRAW: &str = "\x1b[H\x1b[J";
 
 /// `cxlctl top`.

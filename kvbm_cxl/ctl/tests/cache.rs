@@ -66,7 +66,7 @@ fn stat_and_ls_tell_what_is_there() {
     assert_eq!(stat["owners"][0]["slot"], member.host.slot());
     assert_eq!(stat["owners"][0]["standing"], "live");
     let text = bench.run(&["cache", "stat"]).out;
-    assert!(text.contains("blocks: 12 to be had, 1 cells pinned") && text.contains(&ONE.to_string()), "{text}");
+    assert!(text.contains("blocks: 12 available, 1 cells pinned") && text.contains(&ONE.to_string()), "{text}");
 
     let (code, listed) = bench.json(&["cache", "ls", "--namespace", &ONE.to_string(), "--state", "ready"]);
     let cells = listed["cells"].as_array().unwrap();

@@ -21,7 +21,7 @@ use report::to_json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What is printed below the help.
+/// Text below the help.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done

@@ -48,7 +48,7 @@ const END: u8 = 2;
 const REST: u8 = 3;
 /// Between two polls of a process that rests.
 const REST_TIME: Duration = Duration::from_millis(1);
-/// How UCX moves its messages, and the names of our times beside its.
+/// UCX transports, each with the names of the ratios of our round-trip time and rate to its.
 const UCX: [(&str, &str, &str); 2] =
     [("shm", "rpc_rtt_vs_ucx", "rpc_rate_128_vs_ucx"), ("tcp", "rpc_rtt_vs_ucx_tcp", "rpc_rate_128_vs_ucx_tcp")];
 /// The depth at which rates are compared with UCX's.

@@ -77,7 +77,7 @@ fn stat_text(summary: &CacheSummary) -> String {
         "chunks: {} claimed, {} unclaimed, {} abandoned, {} wait for the proof of a host's end, {} contested\n",
         chunks.claimed, chunks.unclaimed, chunks.abandoned, chunks.waiting, chunks.contested
     ));
-    text.push_str(&format!("blocks: {} to be had, {} cells pinned\n", summary.served, summary.pinned));
+    text.push_str(&format!("blocks: {} available, {} cells pinned\n", summary.served, summary.pinned));
     if !summary.namespaces.is_empty() {
         let mut rows = vec![["namespace", "blocks", "size", "cells"].map(String::from).to_vec()];
         for found in summary.namespaces.iter().take(NAMESPACES) {

@@ -37,7 +37,7 @@ pub struct Speed {
     pub from_pool_gb_per_s: f64,
 }
 
-/// What was found out about GPUs.
+/// The GPUs and their measurements.
 #[derive(Debug, Serialize)]
 pub struct GpuReport {
     /// The driver's library.
@@ -56,7 +56,7 @@ pub struct GpuReport {
     pub no_kernels: Option<String>,
     /// How DMA is configured.
     pub dma: &'static str,
-    /// What was measured.
+    /// The measurements.
     pub speeds: Vec<Speed>,
 }
 

@@ -148,7 +148,7 @@ impl Report {
         self.findings.push(Finding { level, text: text.into() });
     }
 
-    /// Draws the verdict from what was found.
+    /// Derives the verdict from the findings.
     pub fn conclude(&mut self) {
         self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
         self.verdict = match self.findings.first().map(|finding| finding.level) {

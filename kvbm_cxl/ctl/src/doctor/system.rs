@@ -59,7 +59,7 @@ pub struct System {
     pub memlock_bytes: Option<u64>,
     /// `vm.max_map_count`.
     pub max_map_count: Option<u64>,
-    /// Size of /dev/shm and what is free of it, in bytes.
+    /// Total and free size of /dev/shm, in bytes.
     pub shm_bytes: Option<(u64, u64)>,
 }
 
@@ -90,7 +90,7 @@ fn memlock_bytes() -> Option<u64> {
     (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Size of a file system and what is free of it, in bytes.
+/// Total and free size of a file system, in bytes.
 pub fn room(directory: &Path) -> Option<(u64, u64)> {
     let path = CString::new(directory.as_os_str().as_encoded_bytes()).ok()?;
     let mut facts = std::mem::MaybeUninit::<libc::statvfs>::uninit();

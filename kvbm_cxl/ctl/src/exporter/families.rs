@@ -14,7 +14,7 @@ use std::fmt::Display;
 
 const STATES: [SlotState; 5] = [SlotState::Free, SlotState::Joining, SlotState::Live, SlotState::Left, SlotState::Unreadable];
 
-/// What is told of every host besides what it counted itself.
+/// A metric of each host that is none of its own counters.
 type OfHost = (&'static str, Kind, &'static str, fn(&HostView) -> Option<u64>);
 
 const OF_HOSTS: [OfHost; 4] = [
@@ -100,7 +100,7 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
     of_cells(&cells.cloned().unwrap_or_default(), &mut out);
 }
 
-/// What is in the cells.
+/// Metrics of the cells.
 fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
     out.family("cxl_pool_cells", Kind::Gauge, "Cells of the prefix cache by state.");
     for state in CellState::ALL.into_iter().filter(|_| cells.cells.total() > 0) {

@@ -15,7 +15,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How old what is told of the cells may be: looking at all of them takes long in a large pool.
+/// Largest age of the cells' metrics: reading all cells of a large pool takes long.
 const CELLS_MAX_AGE: Duration = Duration::from_secs(10);
 
 /// `cxlctl exporter`.
@@ -41,7 +41,7 @@ pub fn run(pool: Option<&str>, args: &ExporterArgs, out: &mut Out) -> Result<Exi
 struct Source {
     spec: Option<String>,
     max_age: Duration,
-    /// `None` after a look failed, until the next one opens it again: it may have been formatted anew.
+    /// `None` after a look failed, until the next one opens it again: it may have been formatted meanwhile.
     pool: Option<Pool>,
     last: Option<(Instant, String)>,
     cells: Option<(Instant, Option<CacheSummary>)>,
@@ -86,8 +86,8 @@ impl Source {
     }
 }
 
-/// What is known while it is not older than `max_age`, else what a new look finds. Its age counts from the end of that look, which may
-/// take longer than `max_age` itself: it would be too old at once.
+/// The known value until it is older than `max_age`, else the result of a new look. Its age counts from the end of the look, which may take
+/// longer than `max_age`: else it would be too old at once.
 fn refresh<T>(known: Option<(Instant, T)>, max_age: Duration, look: impl FnOnce() -> Result<T, Failure>) -> Result<(Instant, T), Failure> {
     if let Some(known) = known.filter(|(at, _)| at.elapsed() < max_age) {
         return Ok(known);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! As much of HTTP/1.1 as a reader of metrics needs, towards clients that may be slow or mean harm.
 //!
-//! A connection carries one request and has one deadline for everything but the time in which its answer is made, which is none of the
-//! client's: a large pool takes long to look at. What a request may be long is bounded, so is the number of
-//! connections that are served at a time; further ones are told to come back. Nothing of a request is used but its first line.
+//! A connection carries one request and has one deadline. The time to make the answer does not count: it does not depend on the client, and
+//! reading a large pool takes long. The length of a request and the number of connections at a time are bounded; further connections get
+//! status 503. Only the first line of a request is used.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -31,7 +31,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// One line of text that says what is wrong.
+    /// One line of text with the reason.
     pub fn refusal(status: &'static str, why: impl std::fmt::Display) -> Answer {
         Answer { status, content_type: "text/plain; charset=utf-8", body: format!("{why}\n") }
     }
@@ -55,7 +55,7 @@ pub fn serve(listener: &TcpListener, answer: impl Fn(&str) -> Answer + Send + Sy
         };
         let answer = answer.clone();
         let spawned = std::thread::Builder::new().spawn(move || {
-            // A client that goes away or is too slow has nothing to be told.
+            // A client that has gone or is too slow gets no answer.
             let _ = converse(&mut stream, deadline, &*answer);
             drop(place);
         });
@@ -84,7 +84,7 @@ impl Drop for Place {
     }
 }
 
-/// What is left of the time; an error when nothing is.
+/// The time left; an error if none is.
 fn remaining(deadline: Instant) -> std::io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a plan says: rows, the size that is enough, and what is assumed.
+//! The report of a plan: rows, the size that is enough, and the assumptions.
 
 use ctl_common::planner::keys::{KEYS, Rack};
 use ctl_common::planner::rack::Described;
@@ -28,7 +28,7 @@ pub struct Row {
     pub pool_gib: f64,
     /// The size that the row stands for, in GiB.
     pub size_gib: f64,
-    /// What came of it.
+    /// Its result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -49,7 +49,7 @@ pub struct Plan {
     pub described: Described,
     /// How requests arrive, in words.
     pub arrivals: String,
-    /// Seed of what is random.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// What decides about eviction from the pool.
     pub eviction: String,
@@ -99,14 +99,14 @@ impl Plan {
         (of_it.len() > 1).then_some(Sizing { by, wanted_hit_rate, enough_gib: enough })
     }
 
-    /// What is assumed and what is left out, one sentence each.
+    /// Assumptions and omissions, one sentence each.
     pub fn assumptions(&self) -> Vec<String> {
         let rack = self.rack();
         let mut all = vec![
             "Simulated, not measured: a discrete-event model of prefill with the numbers of the rack.".to_string(),
             format!(
                 "Prefill takes {} ms and {:.3} us a token that is not found{}; an instance serves one request at a time, in order of \
-                 arrival, and reads what is found before it computes. No batching, no chunked prefill.",
+                 arrival, and reads the blocks found before it computes. No batching, no chunked prefill.",
                 rack.fixed_ms,
                 1e6 / rack.tokens_per_s,
                 if rack.attention_tokens > 0.0 {
@@ -149,8 +149,8 @@ impl Plan {
         ];
         if rack.nand_cache_gib > 0.0 {
             all.push(format!(
-                "Devices are NAND behind {} GiB of DRAM (least recently used, written back): an instance waits {} us for every {} pages \
-                 that miss, one after the other; a device has {} pages of NAND under way at a time. No garbage collection.",
+                "Devices are NAND with a cache of {} GiB of DRAM (least recently used, written back): an instance waits {} us for every {} \
+                 pages that miss, one after the other; a device has {} pages of NAND under way at a time. No garbage collection.",
                 rack.nand_cache_gib,
                 rack.nand_read_us,
                 rack.nand_read_ahead + 1.0,

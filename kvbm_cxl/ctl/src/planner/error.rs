@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why there is no plan: what is wrong, in which file and line, and what to do.
+//! Why there is no plan: the error, its file and line, and the remedy.
 
 use crate::output::{Exit, Failure};
 use std::fmt;
@@ -40,13 +40,13 @@ pub enum PlanError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// What stands there is not what has to stand there.
+    /// A file or an option does not have the required form.
     Malformed {
         /// Where it stands.
         origin: Origin,
-        /// What is wrong.
+        /// The error.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// A number is out of its range.
@@ -55,22 +55,22 @@ pub enum PlanError {
         origin: Origin,
         /// Which number.
         name: String,
-        /// What was given.
+        /// The given value.
         given: String,
         /// The smallest value.
         least: f64,
         /// The largest value.
         most: f64,
-        /// What it is to be given in.
+        /// Its unit.
         unit: &'static str,
     },
     /// A name is not known.
     Unknown {
         /// Where it stands.
         origin: Origin,
-        /// What is wrong.
+        /// The kind of name.
         what: &'static str,
-        /// What was given.
+        /// The given name.
         given: String,
         /// The names that there are.
         known: Vec<&'static str>,

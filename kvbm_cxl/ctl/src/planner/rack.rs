@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A rack put together: defaults, then a preset, then the file, then what was measured, then options; the last one to say a number counts.
+//! A rack put together: defaults, then a preset, then the file, then measurements, then options; the last one to say a number counts.
 
 use crate::planner::error::{Origin, PlanError, Planned};
 use crate::planner::keys::{Form, KEYS, Key, Rack};

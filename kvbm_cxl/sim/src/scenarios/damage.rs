@@ -251,7 +251,7 @@ fn main(env: &Env, run: &Run) -> Result<()> {
             Ok(()) => done += 1,
             Err(Error::Timeout { .. }) if !is_whole => {}
             Err(Error::BadLine { .. } | Error::Fenced { .. }) if round < 400 => {}
-            Err(Error::BadLine { .. }) if is_whole => env.fail("V9: a line is not written again although its owner goes on"),
+            Err(Error::BadLine { .. }) if is_whole => env.fail("V9: a line is not written again although its owner runs"),
             Err(error) => return Err(error),
         }
         if done == SECTIONS {
@@ -270,7 +270,7 @@ fn join_once_whole(env: &Env, run: &Run, is_whole: bool) -> Result<Host> {
             joined => return joined,
         }
     }
-    env.fail("V9: a host cannot join although every owner of a line goes on");
+    env.fail("V9: a host cannot join although every owner of a line runs");
     join(env, &run.config)
 }
 

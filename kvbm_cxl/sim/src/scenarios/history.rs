@@ -134,14 +134,14 @@ impl History {
         }
         let start = *self.starts.entry((slot, incarnation)).or_insert(env.process());
         if self.one_process && start != env.process() {
-            env.fail(format!("V8: slot {slot} incarnation {incarnation} goes on in {:?} after {start:?}", env.process()));
+            env.fail(format!("V8: slot {slot} incarnation {incarnation} continues in {:?} after {start:?}", env.process()));
         }
         self.members.retain(|member| env.view(|view| view.is_alive(member.process)));
         for other in self.members.iter().filter(|other| other.slot == slot) {
             if other.host != host {
                 env.fail(format!("V8: slot {slot} bound to host {host} ({incarnation}) while {other:?} lives"));
             } else if other.process != env.process() && other.incarnation < incarnation && !is_fenced(env, slot, other.incarnation) {
-                env.fail(format!("V8: host {host} runs incarnation {incarnation} of slot {slot} beside {other:?}"));
+                env.fail(format!("V8: host {host} runs incarnation {incarnation} of slot {slot} while {other:?} lives"));
             }
         }
         // A re-join in place needs that no thread of the host is left in work of the old incarnation.
@@ -169,7 +169,7 @@ impl History {
             Some(newest.incarnation)
         });
         if bound.is_some_and(|bound| bound > member.incarnation) && !is_fenced(env, member.slot, member.incarnation) {
-            env.fail(format!("V8: bound anew as incarnation {bound:?} while {member:?} lives"));
+            env.fail(format!("V8: bound again as incarnation {bound:?} while {member:?} lives"));
         }
     }
 

@@ -161,6 +161,6 @@ fn get(env: &Env, truth: &Shared, claimer: &Claimer<'_>, session: &Session) -> R
         }
         claimer.platform.sleep_ns(env.below(20_000 << attempt.min(6)) as u64 + 1);
     }
-    env.fail("V9: the seat could not be had in 200 attempts");
+    env.fail("V9: the seat was not claimed in 200 attempts");
     Ok(None)
 }

@@ -237,7 +237,7 @@ fn another_length(seed: u64) -> std::result::Result<Stats, Failure> {
             me.env.fail("T2: has says yes to a block of another length, which no get can have");
         }
         me.say("Z has asked");
-        me.expect(matches!((&stored[0], &got[0]), (Answer::Length, Answer::Missed(_))), "the length is told")
+        me.expect(matches!((&stored[0], &got[0]), (Answer::Length, Answer::Missed(_))), "the length is reported")
     });
     stage.role(WARDEN, |me| me.hear("Z has asked"));
     stage.run()

@@ -122,7 +122,7 @@ fn chain(bench: &mut Bench, [new, known]: [&Cache; 2], bare: &Bare, length: u64,
             if found.len() == keys.len() && is_right {
                 Ok(taken_ns)
             } else {
-                Err(wrong("a chain is shorter than what was published of it"))
+                Err(wrong("a lookup found fewer or other blocks of a chain than were published"))
             }
         };
         match way {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A model of a CXL device with flash: pages of a stretch of the pool lie in flash, the latest used ones in a little memory in front of it.
 //!
-//! It stands between the production code and the memory of the pool, and holds an access to a page that is not in the device's memory up
-//! for as long as flash takes. The bytes are the pool's: what is measured is what arrives, late.
+//! It lies between the production code and the memory of the pool, and delays an access to a page outside the device's memory by the time
+//! that flash takes. The bytes come from the pool: a measurement moves real data, only later.
 //!
 //! - A processor waits for one page at a time, as an ordinary load does, and reads on in order.
 //! - A miss also brings the next pages, as many as the degree of the device's own prefetcher says (next-N).
-//! - Flash reads or writes so many pages at a time (ways); what comes in addition waits for one of them.
-//! - A prefetch instruction does not wait, but a processor has as many of them under way as it has buffers; the next one goes out when one
-//!   of them is free. Prefetches go out in the order in which they were made, by a processor beside that of the copies.
+//! - Flash reads or writes a limited number of pages at a time (ways); further pages wait for a free way.
+//! - A prefetch instruction does not wait, but a processor has a limited number of buffers for prefetches under way; the next prefetch
+//!   waits for a free buffer. Another processor than that of the copies issues the prefetches, in the order of the calls.
 //! - The memory in front keeps the pages used last. A page that was written goes back to flash when it has to leave.
 //! - Not modelled: the time of the bytes themselves beyond what this machine's memory takes, garbage collection, and a limit of the link.
 
@@ -162,7 +162,7 @@ impl Ssd {
         self.pages_of(offset, len_bytes).for_each(|page| self.access(page, is_write));
     }
 
-    /// Copies out what is there, waits for the next page, and goes on.
+    /// Copies out the pages in the device's memory, waits for the next page, and continues.
     fn copy(&self, offset: u64, destination: &mut [u8], mut copy: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<()> {
         let (mut at, mut rest) = (offset, destination);
         while !rest.is_empty() {
@@ -223,7 +223,7 @@ impl Inside {
             return ready_ns;
         }
         if is_write {
-            // What is written comes by whole lines into the memory, and flash is asked for nothing.
+            // A write brings whole lines into the device's memory, so flash reads nothing.
             self.enter(page, now_ns, now_ns, true);
             return now_ns;
         }
@@ -231,7 +231,7 @@ impl Inside {
         self.read(page, now_ns)
     }
 
-    /// Has flash read a page, and those behind it; when the page itself is there.
+    /// Makes flash read a page and those after it; returns when the page itself is in the device's memory.
     fn read(&mut self, page: u32, now_ns: u64) -> u64 {
         let last = page.saturating_add(self.spec.degree).min(self.pages.len() as u32 - 1);
         let mut first_ns = None;

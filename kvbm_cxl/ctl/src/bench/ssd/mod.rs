@@ -53,7 +53,7 @@ const RATIOS: [[&str; 5]; 2] = [
 /// How blocks of a chain lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// One behind the other.
+    /// One after the other.
     Sequential,
     /// Anywhere.
     Random,
@@ -64,7 +64,7 @@ struct Rig {
     lab: Lab,
     ssd: Arc<Ssd>,
     owner: Member,
-    /// Numbers of the blocks as they lie, one behind the other.
+    /// Numbers of the blocks in the order of their cells.
     as_they_lie: Vec<u64>,
 }
 

@@ -136,7 +136,7 @@ fn markdown(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// For each trace: what was found by what was planned, by what LRU finds, and by what caches of each host's own find.
+/// Ratios of hit rates for each trace: replayed by planned, each policy by LRU, and the pool by each host's own cache.
 fn ratios_of(outcomes: &[Outcome]) -> Map<String, Value> {
     let mut ratios = Map::new();
     let sum = |trace: &str, system: &str, eviction: PolicyKind, routing: Option<Routing>| -> (f64, f64) {

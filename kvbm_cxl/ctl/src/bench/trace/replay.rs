@@ -15,7 +15,7 @@ use cxl_pool::metrics::EvictionReason;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Size of a cell and of a block, in bytes. What is found does not depend on it.
+/// Size of a cell and of a block, in bytes. Hits do not depend on it.
 const CELL_BYTES: u64 = 1024;
 /// Tokens that an engine computes in a step, and so publishes together.
 const STEP_TOKENS: u64 = 2048;
@@ -24,7 +24,7 @@ const TICK_NS: Ns = 5_000_000_000;
 /// Ticks that matter where nothing happens between them: a cycle, and one more.
 const MOST_TICKS: Ns = 8;
 
-/// What is replayed.
+/// One replay.
 #[derive(Clone)]
 pub struct Case<'a> {
     pub trace: &'a Trace,
@@ -162,7 +162,7 @@ impl Worker {
         Ok(Worker { cache: Cache::open(&host, CacheConfig { checksums: true, policy, ..alone() })?, host })
     }
 
-    /// Looks the chain of a request up, pins what is there, pulls and compares it.
+    /// Looks up the chain of a request, pins the blocks found, pulls and compares them.
     fn ask(&self, trace: &Trace, request: &Request, counts: &mut Counts) -> Result<()> {
         let chain = trace.chain(request);
         let keys: Vec<BlockKey> = chain.iter().map(|&block| BlockKey(key(block))).collect();

@@ -107,7 +107,7 @@ fn write_in_order(party: &Party, _outcome: &mut Outcome) -> Result<()> {
     for number in 1..=party.rounds {
         publish(number)?;
         if number.is_multiple_of(BURST) {
-            // Never far ahead of a reader that does not run just now; otherwise both go on at once.
+            // Waits for a reader that the scheduler has stopped; if it runs, the writer continues at once.
             let found = party.wait("the reader of the publish order test", || Ok(party.progress()?.filter(|found| found[1] > looks)))?;
             looks = found[1];
         }
@@ -180,7 +180,7 @@ fn write_payloads(party: &Party, _outcome: &mut Outcome) -> Result<()> {
     }
     party.report(start, 0, 0)?;
     for number in 1..=(party.rounds / PAYLOAD_SHARE).max(1) {
-        // The reader has begun, and is done with what was in the slot before.
+        // The reader has begun, and has read the former payload of the slot.
         party.await_progress(start + number.saturating_sub(SLOTS))?;
         let (offset, len_bytes) = payload_place(party, writer, number);
         payload(party, writer, number, &mut bytes, len_bytes);

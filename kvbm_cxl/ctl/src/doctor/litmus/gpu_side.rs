@@ -14,8 +14,8 @@ pub struct GpuSide {
 }
 
 impl GpuSide {
-    /// GPU `device`, which reaches the memory under test itself: through pinned buffers a CPU would do what is to be tested. Whether
-    /// payload is flushed around its copies says CXL_CUDA_DMA.
+    /// GPU `device`, which must access the memory under test directly: with pinned buffers a CPU would do the accesses under test.
+    /// CXL_CUDA_DMA decides whether its copies flush payload.
     ///
     /// # Errors
     /// [`cxl_pool::Error::NotFound`] without a driver or such a GPU; [`cxl_pool::Error::Gpu`] when it cannot be used, or the memory cannot

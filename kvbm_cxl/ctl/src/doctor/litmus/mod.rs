@@ -29,7 +29,7 @@ pub struct TrialReport {
     pub instructions: String,
     /// Whether these are the instructions in force.
     pub is_chosen: bool,
-    /// What was seen: of both sides, as the leader tells it; of its own alone, as the follower does.
+    /// Observations: the leader reports those of both sides, the follower its own.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// How long it took, in milliseconds.

@@ -218,7 +218,7 @@ impl Party {
     fn await_hello(&self, what: &str, passes: impl Fn(&[u64; 7]) -> bool) -> Result<[u64; 7]> {
         self.wait(what, || match self.look(place::hello(self.role.other()))? {
             Some(found) if found.words[0] != self.session[1] => {
-                Err(Error::Invalid("the other side started anew in the middle of the tests: start both again".into()))
+                Err(Error::Invalid("the other side restarted in the middle of the tests: start both again".into()))
             }
             found => Ok(found.map(|found| found.words).filter(&passes)),
         })
@@ -284,10 +284,10 @@ impl Party {
         Ok(found.map(|words| [words[2], words[3], words[4]]))
     }
 
-    /// Waits until the other side has come to `value`; the result is what goes with it. It can be one step ahead by then, but not two,
-    /// where each step waits for the other side.
+    /// Waits until the other side has reached `value`, and returns the number reported with it. By then that side can be one step ahead,
+    /// but not two, if each step waits for the other side.
     pub fn await_progress(&self, value: u64) -> Result<u64> {
-        let [now, more, before] = self.wait("the other side to go on", || Ok(self.progress()?.filter(|found| found[0] >= value)))?;
+        let [now, more, before] = self.wait("the other side to continue", || Ok(self.progress()?.filter(|found| found[0] >= value)))?;
         Ok(if now == value { more } else { before })
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which tests run, with which instructions, and what came of them.
+//! Which tests run, with which instructions, and their results.
 
 use cxl_pool::Result;
 use cxl_pool::coherence::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
@@ -117,7 +117,7 @@ impl Trial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Violation {
-    /// A fetch gave an older line than one before it, or than one published before what was seen.
+    /// A fetch gave an older line than an earlier fetch, or than a line published before one already seen.
     OutOfOrder,
     /// A fetch did not give a line that had been published long before.
     Stale,

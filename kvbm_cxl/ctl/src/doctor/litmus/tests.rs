@@ -18,7 +18,7 @@ use std::time::Duration;
 enum Step {
     /// The flush of a fetched line.
     Flush,
-    /// The fence behind published lines and copied payload.
+    /// The fence after published lines and copied payload.
     StoreFence,
     /// The fence between a flush and its load.
     FullFence,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is cached where: accelerators' memory and DRAM of each instance, and the pool.
+//! The caches and their blocks: accelerators' memory and DRAM of each instance, and the pool.
 //!
 //! A hit is a block that is in any of them and has all blocks of its chain before it there too. Chains are used from their end to their
 //! start, as the pool does, so that a start is never older than what continues it. A use of a block counts in every cache that has it.
@@ -57,7 +57,7 @@ pub enum Tier {
 }
 
 impl<'a> Caches<'a> {
-    /// Empty ones. Only the pool's eviction is chosen: engines evict what was used least recently.
+    /// Empty caches. Only the pool's eviction policy is an input: engines evict the least recently used block.
     pub fn new(setup: &Setup<'a>) -> Self {
         let (blocks, block_bytes) = (setup.trace.blocks.len(), setup.block_bytes());
         let (count, hbm_cells) = (setup.rack.instances as usize, gib_blocks(setup.rack.hbm_gib, block_bytes));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pool's devices: what a transfer takes, and how much they have to do.
+//! The pool's devices: the time of a transfer, and their load.
 //!
 //! A device serves transfers one after the other, in the order in which they begin, at its own speed; a transfer ends when the last
-//! device is done with its part, and not before the instance's own link is. NAND behind a cache adds what misses cost: the instance waits
-//! for one miss after the other, each of which brings pages ahead; the device is busy as far as its pages do not go side by side.
+//! device is done with its part, and not before the instance's own link is. NAND with a cache adds the cost of misses: the instance waits
+//! for one miss after the other, each of which brings pages ahead; the device serves several pages at a time.
 
 use super::{Ns, gib_blocks, ns};
 use crate::counted::CountedCache;
@@ -102,7 +102,7 @@ impl Devices {
         self.devices.len()
     }
 
-    /// What so many blocks take when nothing else goes on and nothing misses, in seconds.
+    /// Seconds for so many blocks without other transfers and without misses.
     pub fn alone_s(&self, blocks: usize, way: Way) -> f64 {
         if blocks == 0 {
             return 0.0;
@@ -163,7 +163,7 @@ impl Devices {
 }
 
 impl Nand {
-    /// The device's and the instance's time for a block, beside that of its bytes.
+    /// The device's and the instance's time for a block, in addition to that of its bytes.
     fn access(&mut self, part: &Part, way: Way, tick: u32) -> Planned<(f64, f64)> {
         let (block, is_write) = (part.block as usize, way == Way::Write);
         if self.cache.has(part.block) {

@@ -14,9 +14,9 @@ pub enum Event {
     Arrived { request: u32 },
     /// Its prefill is done.
     Computed { request: u32, instance: u32 },
-    /// What was missing is in own DRAM.
+    /// The missing blocks are in own DRAM.
     Saved { request: u32, instance: u32 },
-    /// What was missing is in the pool.
+    /// The missing blocks are in the pool.
     Published { request: u32, instance: u32 },
 }
 

@@ -31,14 +31,14 @@ fn gib_blocks(gib: f64, block_bytes: f64) -> usize {
     (gib * f64::from(1 << 30) / block_bytes * (1.0 + 1e-9)) as usize
 }
 
-/// Where KV blocks of past requests are, beside the accelerators' own memory.
+/// Where KV blocks of past requests are, besides the accelerators' own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// In each instance's own DRAM.
     Own,
     /// In one pool for all.
     Pool,
-    /// In each instance's own DRAM, and behind it in one pool for all.
+    /// In each instance's own DRAM, and at the next level in one pool for all.
     PoolL2,
 }
 
@@ -91,12 +91,12 @@ impl Routing {
     }
 }
 
-/// What an instance does with the caches beside its accelerators' memory.
+/// A use of the caches, except the accelerators' memory, by an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It looks how much of a request's chain is there, and reads that.
+    /// It looks up a request's chain, and reads the blocks found.
     Asks,
-    /// What was missing of the chain is there from now on.
+    /// The missing blocks of the chain are cached from now on.
     Enters,
 }
 
@@ -113,7 +113,7 @@ pub struct Step {
     pub instance: u32,
 }
 
-/// What is simulated.
+/// The input of a simulation.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
     /// The requests.
@@ -138,7 +138,7 @@ impl Setup<'_> {
         self.rack.kv_kib_per_token * 1024.0 * self.trace.block_tokens as f64
     }
 
-    /// Seconds of the computation of `new` tokens behind `cached` ones.
+    /// Seconds to compute `new` tokens after `cached` ones.
     pub fn compute_s(&self, cached: u64, new: u64) -> f64 {
         let context = cached as f64 + new as f64 / 2.0;
         let attention = if self.rack.attention_tokens > 0.0 { context / self.rack.attention_tokens } else { 0.0 };

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What came of a simulation, and that it adds up.
+//! The result of a simulation, and the check that it adds up.
 
 use super::device::Load;
 use super::{Ns, seconds};
 use crate::planner::error::{PlanError, Planned};
 use serde::Serialize;
 
-/// What became of one request, in nanoseconds.
+/// Times of one request, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Until an instance took it up.
     pub wait: Ns,
-    /// Until what was found was read.
+    /// Until the blocks found were read.
     pub read: Ns,
     /// Until the rest was computed.
     pub compute: Ns,
@@ -89,7 +89,7 @@ impl Times {
 pub struct Breakdown {
     /// Waiting for the instance.
     pub wait_s: f64,
-    /// Reading what was found.
+    /// Reading the blocks found.
     pub read_s: f64,
     /// Computing the rest.
     pub compute_s: f64,
@@ -97,7 +97,7 @@ pub struct Breakdown {
     pub hand_over_s: f64,
 }
 
-/// What came of a simulation.
+/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// Tokens found, of those asked for.

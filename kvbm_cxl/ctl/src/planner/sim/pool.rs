@@ -2,7 +2,7 @@
 //! The pool's cells: one order of eviction for all of them, or cells that belong to the instance that took them, as the cache has it.
 //!
 //! With owners, an instance takes a chunk of cells when it has none free, until all are taken, and evicts blocks in its own cells alone. It
-//! knows its own uses of them in their order, and those of others by their tick. Behind each publish it sees to some free cells.
+//! knows its own uses of them in their order, and those of others by their tick. After each publish it evicts for some free cells.
 
 use super::{Setup, gib_blocks};
 use crate::counted::CountedCache;
@@ -93,7 +93,7 @@ impl<'a> PoolCells<'a> {
         }
     }
 
-    /// An instance publishes what is missing of a chain, step by step, the end of each first. What is there is not used for that.
+    /// An instance publishes the missing blocks of a chain, step by step, the end of each first. It does not count as a use of the others.
     pub fn publish(&mut self, instance: usize, chain: &[u32], tick: u32) -> Planned<()> {
         let trace = self.trace;
         let own = if self.owners.len() == 1 { 0 } else { instance };

@@ -209,8 +209,7 @@ fn nand_costs_what_its_pages_do() {
     // Blocks 4, 5 and 6 have taken the three places: 512 pages each, 40 us for one, or for nine together.
     near(read(3.0, 0.0), bare + 3.0 * 512.0 * 40e-6);
     near(read(3.0, 8.0), bare + 3.0 * 57.0 * 40e-6);
-    // What goes from the cache was written, so its pages are programmed, 64 at a time: 3 blocks when 4, 5 and 6 come, and 3 as 1, 2 and
-    // 3 do.
+    // Evicted blocks are dirty, so their pages are programmed, 64 at a time: 3 blocks when 4, 5 and 6 come, and 3 when 1, 2 and 3 do.
     let nand = rack(|rack| rack.nand_cache_gib = blocks(3.0));
     let outcome = run(&trace, &nand, System::Pool, Routing::LeastLoaded, blocks(8.0));
     let busy = 9.0 * bytes / 8e9 + 6.0 * 512.0 * 200e-6 / 64.0 + 3.0 * 512.0 * 40e-6 / 64.0;

@@ -173,7 +173,7 @@ impl Actor {
     pub fn let_go(&self, role: usize) {
         let host = self.player(role).host;
         self.board.borrow_mut().stops.remove(&role);
-        self.env.note(format!("role {role} goes on"));
+        self.env.note(format!("role {role} resumes"));
         self.env.resume(host);
     }
 

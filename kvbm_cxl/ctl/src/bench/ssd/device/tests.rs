@@ -31,7 +31,7 @@ fn a_miss_brings_the_next_pages_on_the_ways_that_are_free() {
     assert_eq!(device.access(3, 0, false), 1000);
     assert_eq!((device.access(4, 1000, false), device.access(5, 1000, false)), (1000, 1000));
     assert_eq!((device.done.misses, device.done.reads), (1, 3));
-    // With two ways the third page waits for one of them, and nothing lies behind the end.
+    // With two ways the third page waits for a free way; no page follows the last one.
     let mut device = inside(Spec { degree: 2, ..SPEC });
     assert_eq!((device.access(3, 0, false), device.access(5, 0, false)), (1000, 2000));
     let mut device = inside(Spec { degree: 2, ..SPEC });
@@ -42,7 +42,7 @@ fn a_miss_brings_the_next_pages_on_the_ways_that_are_free() {
 fn what_was_written_goes_back_to_flash_when_it_leaves() {
     let mut device = inside(Spec { cache_pages: 1, ways: 1, ..SPEC });
     assert_eq!(device.access(0, 0, true), 0);
-    // Its place is needed: the way is taken by the page that leaves behind the read that it makes room for.
+    // The way reads the new page, then writes the page that leaves; the next read waits for both.
     assert_eq!(device.access(1, 0, false), 1000);
     assert_eq!(device.access(2, 0, false), 7000);
 }
@@ -53,7 +53,7 @@ fn prefetches_go_out_as_buffers_are_free_and_hold_no_copy_up() {
     device.asked.extend([(0, 0), (1, 0), (2, 0), (3, 500)]);
     device.go_on(100);
     assert_eq!((device.asked.len(), device.done.reads), (2, 2));
-    // A copy that comes to what has not gone out fetches it itself; the prefetch behind it finds it there.
+    // A copy fetches a page whose prefetch was not issued yet; that prefetch then finds the page.
     assert_eq!(device.access(3, 200, false), 1200);
     assert_eq!((device.access(0, 1000, false), device.access(1, 1000, false)), (1000, 1000));
     assert_eq!(device.access(2, 1100, false), 2000);
