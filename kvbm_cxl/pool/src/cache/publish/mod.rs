@@ -224,8 +224,8 @@ impl Cache {
     /// Reserves a cell for one block.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe, [`Error::BadLine`] if a damaged line blocks it, for
-    /// which a list answers [`Reserved::NoHint`]; those of the memory.
+    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe, [`Error::BadLine`] if a damaged line blocks it,
+    /// for which a list answers [`Reserved::NoHint`]; those of the memory.
     pub fn reserve(&self, request: &PublishRequest) -> Result<Reserved> {
         Ok(self.reserve_counted(std::slice::from_ref(request), false)?.pop().unwrap_or(Reserved::NoCell))
     }
