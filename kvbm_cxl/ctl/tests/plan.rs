@@ -231,7 +231,6 @@ fn a_rack_that_is_wrong_is_refused_by_line() {
         assert!(code == 2 && said.contains(what), "{arguments:?}: {said}");
     }
     assert_eq!(refused(&["rack", "--rack", "/nowhere/rack.toml"]).0, 1);
-    assert_eq!(refused(&["run", &trace, "--write", "/nowhere"]).0, 1);
 }
 
 /// Recorded traces are large and not ours: TRACES names a folder that has them.
