@@ -242,7 +242,7 @@ def test_bad_arguments_of_memory(pool):
     with pytest.raises(kvbm_cxl.ExistsError):
         pool.allocate(100, name="name")
     for offset, len_bytes in [(101, None), (0, 101), (50, 51)]:
-        with pytest.raises(InvalidError, match="behind the memory"):
+        with pytest.raises(InvalidError, match="beyond the memory"):
             memory.flush(offset, len_bytes)
     with pytest.raises(kvbm_cxl.NotFoundError):
         pool.find("other")
