@@ -11,8 +11,7 @@
 class FakeCuda {
     void* library_;
 
-    template <class F>
-    F function(const char* name) const {
+    template <class F> F function(const char* name) const {
         void* found = dlsym(library_, name);
         CHECK(found);
         return reinterpret_cast<F>(found);
@@ -28,8 +27,7 @@ class FakeCuda {
         operator int() const { return static_cast<int>(fake->function<long (*)(const char*)>("fake_get")(name)); }
     };
     /// Calls of a test's own, with the first device's context.
-    template <class Call>
-    int within(Call call) const {
+    template <class Call> int within(Call call) const {
         void* context = nullptr;
         CHECK(function<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0) == 0);
         CHECK(function<int (*)(void*)>("cuCtxPushCurrent_v2")(context) == 0);

@@ -19,10 +19,7 @@ static void fold(const void* tables) {
 
 // Runs a kernel by its name with its only parameter; what it did wrong, or null.
 extern "C" const char* kernel_run(const char* name, const void* tables, unsigned grid, unsigned block, uint64_t seed, simt::Reach reach) {
-    auto* kernel = !strcmp(name, "cxl_move")       ? move
-                   : !strcmp(name, "cxl_move_sum") ? move_sum
-                   : !strcmp(name, "cxl_fold")     ? fold
-                                                   : nullptr;
+    auto* kernel = !strcmp(name, "cxl_move") ? move : !strcmp(name, "cxl_move_sum") ? move_sum : !strcmp(name, "cxl_fold") ? fold : nullptr;
     return kernel ? simt::launch(kernel, tables, grid, block, seed, reach) : "no such kernel";
 }
 
