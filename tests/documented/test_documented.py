@@ -6,11 +6,14 @@ from blocks import ROOT, Block, blocks, pages, problem
 from walk import Given, can_walk, walk
 
 # A tiny model with random weights, and a thread for each process of vLLM: what a machine of two cores serves.
-MODEL = f"""export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1
+MODEL = f"""export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0
 MODEL=$(PYTHONPATH={ROOT}/deploy/dynamo python -c '
 import pathlib, tiny_model
 print(tiny_model.tiny_model(pathlib.Path("models").absolute()))')
-export PYTHONPATH={ROOT}/deploy/dynamo/cpu_harness
+# vLLM's program asks for the metadata of `vllm`, which the wheel for CPUs has under another name.
+mkdir -p metadata/vllm-0.31.0+cpu.dist-info
+printf 'Metadata-Version: 2.1\\nName: vllm\\nVersion: 0.31.0+cpu\\n' >metadata/vllm-0.31.0+cpu.dist-info/METADATA
+export PYTHONPATH={ROOT}/deploy/dynamo/cpu_harness:$PWD/metadata
 """
 # The prompt of a first question, without a temperature; the second engine's worth of a check: the pool has blocks of it.
 ASK = """body='{"model": "'$MODEL'", "prompt": "'$(printf 'a pool of memory %.0s' $(seq 200))'", "max_tokens": 16}'
@@ -42,7 +45,9 @@ RECORDS = """mkdir records
 for process in 1 2; do python - <<'END'
 import kvbm_cxl
 recorder = kvbm_cxl.TraceRecorder("records", "a salt", block_tokens=16)
-namespace = kvbm_cxl.Namespace(model="m")
+namespace = kvbm_cxl.Namespace(
+    model="m", dtype="float16", layer_count=1, kv_head_count=1, head_size=1, block_tokens=16, layout="NHD"
+)
 for number in range(20):
     keys = [kvbm_cxl.chain_key(None, [number % 5, index]) for index in range(6)]
     recorder.asked(namespace, keys, 96, 0)

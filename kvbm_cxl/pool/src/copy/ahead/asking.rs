@@ -86,9 +86,12 @@ impl CopyCall {
 /// A thread that has nothing to do rests this long; it is woken.
 const IDLE: Duration = Duration::from_secs(3600);
 
+/// Lists of calls that wait for the thread.
+type Waiting = Mutex<VecDeque<(Arc<CopyCall>, usize)>>;
+
 /// The thread, while this lives.
 pub(super) struct HintThread {
-    waiting: Arc<Mutex<VecDeque<(Arc<CopyCall>, usize)>>>,
+    waiting: Arc<Waiting>,
     /// `None` if it did not start: then no hints are given, and the copies wait for the device as they would without.
     thread: Option<Background>,
     process: u32,
@@ -96,7 +99,7 @@ pub(super) struct HintThread {
 
 impl HintThread {
     pub(super) fn start(memory: Arc<dyn Coherence>, cpus: Option<&CpuSet>) -> HintThread {
-        let waiting: Arc<Mutex<VecDeque<(Arc<CopyCall>, usize)>>> = Arc::default();
+        let waiting = Arc::<Waiting>::default();
         let lists = waiting.clone();
         let round = move || {
             let Some((call, list)) = held(&lists).pop_front() else { return Some(IDLE) };
