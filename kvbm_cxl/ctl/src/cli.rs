@@ -208,10 +208,10 @@ pub struct FormatArgs {
     pub evict_hosts: bool,
     /// Set what the format derives otherwise; may be given several times
     ///
-    /// `chunk=SIZE`: what the allocator gives to a host at a time [2M]. `locks=N` [256]. `machine=ID`: reserve seat 0 for this machine (32
+    /// `chunk=SIZE`: what the allocator gives to a host at a time (2M). `locks=N` (256). `machine=ID`: reserve seat 0 for this machine (32
     /// hexadecimal digits). `objects=N`: cells of the table of named objects, four for each NIXL engine that lives at a time [one for each
     /// 256K of the pool, 256 to 8192]. `seat_machine=ID`: reserve the next seat, 1 and up, for this machine. `seats=N`: manager seats for
-    /// machines that join where no manager serves; every slot has one as well [4]. `stripe=SIZE`: stripe over several devices [2M, or more
+    /// machines that join where no manager serves; every slot has one as well (4). `stripe=SIZE`: stripe over several devices [2M, or more
     /// where that would take too many mappings].
     #[arg(long, value_name = "KEY=VALUE")]
     pub advanced: Vec<String>,

@@ -123,7 +123,7 @@ pub trait EvictionPolicy: Send {
     fn victims(&mut self, count: usize, tick: u32, out: &mut Vec<Candidate>);
 
     /// Answers for a candidate, in the order in which candidates were given. True where this ends the following of the cell, and the caller
-    /// is to free it. False where it stays, or was [`removed`](Self::removed) by another thread meanwhile.
+    /// is to free it. False where it stays, or was [removed](Self::on_remove) by another thread meanwhile.
     ///
     /// A policy can refuse [`Verdict::Evicted`]: one that offers a block because it has just offered the block that continues it keeps it
     /// where that one was kept. So settle before the descriptor says FREE.

@@ -110,7 +110,7 @@ impl Queued {
     /// The stream is there.
     ///
     /// # Errors
-    /// [`Error::Gpu`]: the stream does not come after them.
+    /// [`Error::Gpu`](crate::error::Error::Gpu): the stream does not come after them.
     pub unsafe fn hold(&self, stream: u64) -> Result<()> {
         match &*held(&self.flight.state) {
             // SAFETY: as this function demands.
