@@ -77,7 +77,8 @@ def _namespace(folder):
 
 def can_walk():
     """Why no page can be walked here; None where it can."""
-    done = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    mounts = "mount -t tmpfs none /tmp && mkdir /tmp/dev && mount --rbind /tmp/dev /dev"
+    done = subprocess.run([*UNSHARE, "sh", "-c", mounts], capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else f"no mount namespace can be made here: {done.stderr.strip()}"
 
 
