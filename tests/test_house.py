@@ -11,14 +11,10 @@ sys.path.insert(0, str(tidy.ROOT / "tests" / "documented"))
 import blocks  # noqa: E402
 
 SETUPS = re.compile(r"^SETUPS := (.*)$", re.MULTILINE)
-# Parts whose prose is above the rates yet, and by how much: these numbers fall, and an entry that is no more needed fails.
-ABOVE = {}
 # By how much production may grow in a change before CHANGELOG names who gains.
 ROOM_LINES = 500
 TESTS = re.compile(r"(^|/)tests?(/|\.rs$)|_test\.(cpp|py|rs)$|/test_[^/]*$|^kvbm_cxl/fuzz/")
-DATA = re.compile(
-    r"^perf/records/|\.(svg|png|csv|jsonl|lock|ptx)$|^deploy/helm/.*/dashboards/|^scripts/requirements/"
-)
+DATA = re.compile(r"^perf/records/|\.(svg|png|csv|jsonl|lock|ptx)$|^deploy/helm/.*/dashboards/|^scripts/requirements/")
 CODE = re.compile(r"\.(rs|c|cc|cpp|h|hpp|cu|py|pyi|sh|tpl)$")
 
 
@@ -56,15 +52,13 @@ def test_production_grows_for_named_users_alone(capsys):
 
 def test_prose_has_the_rates_of_good_prose():
     files = [(path, text) for path in tidy.tracked() if part_of(path) != "data" and (text := tidy.read(path)) is not None]
-    wrong, done = [], []
+    wrong = []
     for part, by_mark in tidy_prose.rates(files).items():
         for mark, rate in by_mark.items():
-            limit = ABOVE.get((part, mark), tidy_prose.MARKS[mark][1])
+            limit = tidy_prose.MARKS[mark][1]
             if rate > limit + 0.05:
                 wrong.append(f"{part}: {mark}: {rate:.1f} for each 10,000 words, more than {limit}: python tests/tidy_prose.py '{mark}'")
-            if (part, mark) in ABOVE and rate <= tidy_prose.MARKS[mark][1]:
-                done.append(f"{part}: {mark} needs no entry in ABOVE any more")
-    assert not wrong + done, "\n".join(wrong + done)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_code_block_of_the_documents_says_who_walks_it():

@@ -77,7 +77,7 @@ def case(alert, interval_s):
             of = {**place, **{label: value.format(**place) for label, value in labels.items()}}
             first = values(healthy, interval_s, well) if healthy else f"_x{well * 60 // interval_s}"
             then = healthy if place is places[0] else trouble
-            # A counter goes on from where it was.
+            # A counter continues from its last value.
             begin = float(healthy.partition("+")[2] or 0) * well + float(healthy.partition("+")[0]) if healthy else 0
             if then and "+" in then:
                 then = f"{begin}+{then.partition('+')[2]}"
@@ -101,34 +101,34 @@ def promtool():
     return found[0]
 
 
+def run_tests(promtool, folder, names, tests, evaluation_interval):
+    """Runs promtool's tests over these alerts. Rules have no annotations here: promtool compares them word for word."""
+    bare = [{key: value for key, value in ALERTS[name].items() if key != "annotations"} for name in names]
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "tried", "rules": bare}]}))
+    described = {"rule_files": ["rules.yaml"], "evaluation_interval": evaluation_interval, "tests": tests}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(described))
+    done = subprocess.run([promtool, "test", "rules", "tests.yaml"], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("interval_s", [15, 30, 60])
 def test_an_alert_fires_for_the_pool_in_trouble_alone(promtool, tmp_path, interval_s):
-    # Annotations are compared word for word by promtool: the rules are tried without them.
-    bare = [{key: value for key, value in rule.items() if key != "annotations"} for rule in GROUP["rules"]]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "tried", "rules": bare}]}))
     tests = []
     for alert in ALERTS:
         given, expected = case(alert, interval_s)
         tests.append({"name": alert, "interval": f"{interval_s}s", "input_series": given, "alert_rule_test": expected})
-    described = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": tests}
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(described))
-    done = subprocess.run([promtool, "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tests(promtool, tmp_path, ALERTS, tests, "15s")
 
 
 def test_an_exporter_that_moves_to_another_address_is_seen(promtool, tmp_path):
     """A pod that is started again has another address: the pool was never away."""
-    bare = [{key: value for key, value in ALERTS["CxlPoolNotSeen"].items() if key != "annotations"}]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "tried", "rules": bare}]}))
     given = [
         {"series": series("cxl_pool_info", {"pool": "u", "uuid": "u", "instance": "10.0.0.1:9477"}), "values": "1x60 _x60"},
         {"series": series("cxl_pool_info", {"pool": "u", "uuid": "u", "instance": "10.0.0.2:9477"}), "values": "_x60 1x60"},
     ]
     expected = [{"eval_time": "100m", "alertname": "CxlPoolNotSeen", "exp_alerts": []}]
     test = {"interval": "1m", "input_series": given, "alert_rule_test": expected}
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}))
-    done = subprocess.run([promtool, "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tests(promtool, tmp_path, ["CxlPoolNotSeen"], [test], "1m")
 
 
 def test_every_alert_is_tried_and_has_a_runbook():

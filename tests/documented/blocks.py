@@ -70,7 +70,7 @@ def blocks(page, text=None):
 
 
 def problem(block, targets):
-    """What is wrong with the mark of a block; None where nothing is. `targets`: names of the Makefile's targets."""
+    """The fault of a block's mark; None if it has none. `targets`: names of the Makefile's targets."""
     where = f"{block.page}:{block.line}"
     if block.mark is None:
         return f"{where}: a code block without a mark: <!-- walk: machine -->, or as tests/documented/blocks.py lists them"

@@ -252,7 +252,7 @@ spec:
       image: {{ include "kvbm-cxl.image" $root.Values.images.worker }}
       imagePullPolicy: {{ $root.Values.images.worker.pullPolicy }}
       args: [--shutdown-timeout, "30", --kv-transfer-config, {{ include "kvbm-cxl.transfer" $root | squote }}]
-      {{- if or $pool (eq $root.Values.connector "nixl-cxl") }}
+      {{- if $pool }}
       env:
         {{- include "kvbm-cxl.hostEnv" . | nindent 8 }}
         {{- if eq $root.Values.connector "nixl-cxl" }}

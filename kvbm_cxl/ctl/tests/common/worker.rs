@@ -63,7 +63,7 @@ fn reply(reply: &Reply) {
     println!("{REPLY}{}", serde_json::to_string(reply).unwrap());
 }
 
-/// Serves until its standard input ends or it is told to leave.
+/// Serves until its standard input ends or asks it to leave.
 pub fn run() {
     if let Err(error) = serve() {
         reply(&Reply::Failed { message: error.to_string() });

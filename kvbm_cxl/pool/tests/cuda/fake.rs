@@ -72,7 +72,7 @@ fn compiled(kind: Kind) -> PathBuf {
     COMPILED.lock().unwrap().get_or_insert_default().entry(kind).or_insert_with(compile).clone()
 }
 
-/// What is called with every copy.
+/// The callback of every copy.
 pub type Hook = extern "C" fn(u64, u64, usize, u64, u64);
 
 /// A driver that only one test knows.
