@@ -365,7 +365,7 @@ test-lab: setup-lab python-extension build-plugin .venv/nixl-installed ## Virtua
 .PHONY: test-lab-smoke
 test-lab-smoke: python-extension ## Two virtual hosts exchange blocks and survive three faults (a minute); where the lab cannot be set up, the reason
 	@if $(MAKE) --no-print-directory setup-lab; then \
-		$(STEP) 'pytest, two hosts' .venv/bin/python -m pytest -q -m smoke tests/lab; \
+		scripts/step 'pytest, two hosts' .venv/bin/python -m pytest -q -m smoke tests/lab; \
 	else echo '   NOT TESTED: virtual hosts, because the lab cannot be set up here (see above)'; fi
 
 .PHONY: test-aarch64

@@ -50,3 +50,19 @@ def test_the_workflow_runs_what_ci_runs():
     assert re.search(r"^  push:", workflow, re.MULTILINE) and re.search(r"^  pull_request:", workflow, re.MULTILINE)
     wanted = re.search(r'^rust-version = "(.*)"', (tidy.ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
     assert f"rustup toolchain install {wanted} " in workflow and f"rustup default {wanted}" in workflow
+
+
+def shell_of(recipe):
+    """What make gives to the shell for one recipe line: its own marks at the start and its conditionals are gone."""
+    while found := re.fullmatch(r"[@+-]*\$\(if .*?,(\$\(STEP\).*)\)", recipe, re.DOTALL):
+        recipe = found[1]
+    return re.sub(r"^[@+-]+", "", recipe.replace("$(STEP)", "@scripts/step", 1) if recipe.startswith("$(STEP)") else recipe)
+
+
+def test_no_recipe_gives_a_mark_of_make_to_the_shell():
+    """`$(STEP)` begins with `@`, which make takes only at the start of a recipe line: later it is part of a command's name."""
+    joined = (tidy.ROOT / "Makefile").read_text().replace("\\\n", "")
+    recipes = re.findall(r"^\t\s*(.*)$", joined, re.MULTILINE)
+    assert len(recipes) > 80
+    assert [line for line in recipes if "$(STEP)" in shell_of(line) or re.search(r"(^|[;&|]\s*|then |else )@", shell_of(line))] == []
+    assert "$(STEP)" in shell_of("if true; then $(STEP) name true; fi") and "$(STEP)" not in shell_of("$(if $(X),,$(STEP) name true)")
