@@ -2,8 +2,7 @@
 //
 // An engine's other ends: engines of this process, reached directly, and of other processes, reached over links. What the links and the
 // staged transfers do not know of the engine, they get here.
-#ifndef KVBM_CXL_NIXL_BACKEND_PEERING_H
-#define KVBM_CXL_NIXL_BACKEND_PEERING_H
+#pragma once
 
 #include "cuda/gpus.h"
 #include "notes.h"
@@ -88,5 +87,3 @@ class Peering : public std::enable_shared_from_this<Peering> {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -9,8 +9,7 @@
 //
 // A devdax device, a file on a DAX file system, and whatever is part of a pool, is reached through the pool's library: by mapping, with
 // the flushes that hosts without coherence need, and, of a pool, only the blocks. All else is read and written by pread and pwrite.
-#ifndef KVBM_CXL_NIXL_FILES_FILE_H
-#define KVBM_CXL_NIXL_FILES_FILE_H
+#pragma once
 
 #include "transfer/storage.h"
 
@@ -79,5 +78,3 @@ Status query_files(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>
 Status make_file_part(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Pairs pairs, std::unique_ptr<Part>& part);
 
 } // namespace kvbm_cxl
-
-#endif

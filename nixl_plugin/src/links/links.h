@@ -14,8 +14,7 @@
 //
 // A peer is known by its engine id, which is made at random with every engine: an agent that was restarted is another peer, and its
 // predecessor's connections die with it. docs/STAGED.md says what the messages are and why they are right.
-#ifndef KVBM_CXL_NIXL_LINKS_LINKS_H
-#define KVBM_CXL_NIXL_LINKS_LINKS_H
+#pragma once
 
 #include "access.h"
 #include "link.h"
@@ -283,5 +282,3 @@ class Links {
 };
 
 } // namespace kvbm_cxl
-
-#endif

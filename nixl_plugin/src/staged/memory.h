@@ -2,8 +2,7 @@
 //
 // What staged transfers know of memory that is not theirs: the engine's registrations implement this, for the heap, for pool memory and for
 // GPU memory.
-#ifndef KVBM_CXL_NIXL_STAGED_MEMORY_H
-#define KVBM_CXL_NIXL_STAGED_MEMORY_H
+#pragma once
 
 #include "support/status.h"
 #include <cstdint>
@@ -49,5 +48,3 @@ class Registrations {
 };
 
 } // namespace kvbm_cxl
-
-#endif

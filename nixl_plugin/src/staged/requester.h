@@ -2,8 +2,7 @@
 //
 // The side of a staged transfer that begins it: finds a link, cuts the transfer into parts, requests them of the peer, and copies between
 // this engine's memory and the pool. Everything but start() and cancel() is called under the turn of the links.
-#ifndef KVBM_CXL_NIXL_STAGED_REQUESTER_H
-#define KVBM_CXL_NIXL_STAGED_REQUESTER_H
+#pragma once
 
 #include "options.h"
 #include "session.h"
@@ -59,5 +58,3 @@ class Requester {
 };
 
 } // namespace kvbm_cxl
-
-#endif

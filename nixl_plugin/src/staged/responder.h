@@ -2,8 +2,7 @@
 //
 // The side of a staged transfer that owns the memory requested: serves the peer's requests, and checks everything in them, since they come
 // from another process. Called under the turn of the links.
-#ifndef KVBM_CXL_NIXL_STAGED_RESPONDER_H
-#define KVBM_CXL_NIXL_STAGED_RESPONDER_H
+#pragma once
 
 #include "options.h"
 #include "session.h"
@@ -38,5 +37,3 @@ class Responder {
 };
 
 } // namespace kvbm_cxl
-
-#endif

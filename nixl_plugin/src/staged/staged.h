@@ -14,8 +14,7 @@
 // A transfer of any number of ranges is cut into parts of at most a staging block each, several of which are under way, so that one side
 // gathers while the other scatters. Local memory that lies in the pool is read there by the peer (writes), without staging.
 // docs/STAGED.md says what the messages are and why they are right.
-#ifndef KVBM_CXL_NIXL_STAGED_STAGED_H
-#define KVBM_CXL_NIXL_STAGED_STAGED_H
+#pragma once
 
 #include "requester.h"
 #include "responder.h"
@@ -67,5 +66,3 @@ class Staged : public Service {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A staged transfer: ranges of local memory against ranges of a peer's registrations.
-#ifndef KVBM_CXL_NIXL_STAGED_TRANSFER_H
-#define KVBM_CXL_NIXL_STAGED_TRANSFER_H
+#pragma once
 
 #include "memory.h"
 #include <atomic>
@@ -81,5 +80,3 @@ class Transfer {
 };
 
 } // namespace kvbm_cxl
-
-#endif

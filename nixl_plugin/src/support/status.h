@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef KVBM_CXL_NIXL_SUPPORT_STATUS_H
-#define KVBM_CXL_NIXL_SUPPORT_STATUS_H
+#pragma once
 
 #include "nixl_api.h"
 #include <sstream>
@@ -43,5 +42,3 @@ Status cancelled();
 const char* status_name(nixl_status_t status);
 
 } // namespace kvbm_cxl
-
-#endif

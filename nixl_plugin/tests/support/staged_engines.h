@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engines of one process that stage transfers for one another, each with its own heap registrations.
-#ifndef KVBM_CXL_NIXL_TESTS_STAGED_ENGINES_H
-#define KVBM_CXL_NIXL_TESTS_STAGED_ENGINES_H
+#pragma once
 
 #include "staged/heap.h"
 #include "staged/staged.h"
@@ -137,5 +136,3 @@ struct Pair {
 };
 
 } // namespace staged_engines
-
-#endif
