@@ -45,9 +45,9 @@ class File : public RegistrationExtra {
     Status choose_access(FileAccess access);
     Status os_failure(std::string_view what, uint64_t offset, size_t len_bytes) const;
     Status refuse_pools(uint64_t offset, size_t len_bytes) const;
-    Status read_calls(uint64_t offset, std::byte* to, size_t len_bytes, const std::atomic<bool>& stop) const;
-    Status write_calls(uint64_t offset, const std::byte* from, size_t len_bytes, const std::atomic<bool>& stop) const;
-    Status device_calls(bool is_write, uint64_t offset, std::byte* memory, size_t len_bytes, const std::atomic<bool>& stop) const;
+    /// Moves some bytes, up to `len_bytes`; `moved` is how many.
+    Status step(bool is_write, uint64_t offset, std::byte* memory, size_t len_bytes, size_t& moved) const;
+    Status move(bool is_write, uint64_t offset, const LocalPiece& piece, const std::atomic<bool>& stop) const;
 
   public:
     /// The file that a registration names.

@@ -15,8 +15,7 @@ class Requester {
         : links_(links), options_(options), counts_(counts), staging_(staging), sessions_(sessions) {}
 
     /// As Staged::start() and Staged::cancel().
-    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
-                 std::shared_ptr<Transfer>& transfer);
+    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::shared_ptr<Transfer>& transfer);
     void cancel(Transfer& transfer) noexcept;
 
     /// Ends every transfer with `reason`.

@@ -11,8 +11,8 @@ namespace kvbm_cxl {
 
 class Responder {
   public:
-    Responder(Registrations& registrations, StagedCounts& counts, Staging& staging, Sessions& sessions)
-        : registrations_(registrations), counts_(counts), staging_(staging), sessions_(sessions) {}
+    Responder(FindMemory find_memory, StagedCounts& counts, Staging& staging, Sessions& sessions)
+        : find_memory_(std::move(find_memory)), counts_(counts), staging_(staging), sessions_(sessions) {}
 
     // Messages of the peer. A failure ends the link.
     Status on_request(Session& session, Direction direction, Reader& reader);
@@ -29,7 +29,7 @@ class Responder {
     /// Makes the copy of a request; `memories` become those that it names.
     Status copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories);
 
-    Registrations& registrations_;
+    FindMemory find_memory_;
     StagedCounts& counts_;
     Staging& staging_;
     Sessions& sessions_;

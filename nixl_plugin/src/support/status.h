@@ -38,7 +38,4 @@ std::string hex(uint64_t value);
 /// What an operation ends with that was cancelled.
 Status cancelled();
 
-/// A status in words, as NIXL names it.
-const char* status_name(nixl_status_t status);
-
 } // namespace kvbm_cxl
