@@ -11,7 +11,7 @@ from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import pool_access, second_level
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape
-from kvbm_cxl.vllm_integration.keys import block_keys
+from kvbm_cxl.vllm_integration.keys import group_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, request, tokens
@@ -38,7 +38,7 @@ class Engine:
         self.side.handshake({(0, rank): WorkerHandshake(((bytes(ns),),), 4096) for rank, ns in enumerate(self.namespaces)})
 
     def publish(self, asked) -> list[bytes]:
-        keys = block_keys(asked, 0, BLOCKS)
+        keys = group_keys(asked, 0, BLOCKS)
         for rank, namespace in enumerate(self.namespaces):
             stored = self.access.call(lambda cache: cache.publish_all(namespace, keys, [data_of(rank, key) for key in keys]))
             assert set(stored) == {"stored"}
