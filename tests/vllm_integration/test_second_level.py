@@ -2,7 +2,6 @@
 """The connector with a second level: what its pool evicted comes back for a request that waits, and a store that fails costs hits alone."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import kvbm_cxl
@@ -15,6 +14,7 @@ from kvbm_cxl.vllm_integration.keys import group_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, request, tokens
+from waiting import until
 
 BLOCKS = 6
 WAIT_S = 60
@@ -57,11 +57,7 @@ class Engine:
 
     def match(self, asked):
         """What is promised once the request does not have to wait."""
-        deadline = time.monotonic() + WAIT_S
-        while (found := self.side.match(asked, 0))[0] is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return found
+        return until(lambda: (found := self.side.match(asked, 0))[0] is not None and found, "no answer")
 
     def counts(self) -> dict[str, int]:
         stats = self.side.take_stats()
@@ -72,13 +68,6 @@ class Engine:
         self.side.close()
         self.second.release()
         self.access.release()
-
-
-def until(what, why: str):
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.02)
 
 
 @pytest.fixture
