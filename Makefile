@@ -119,6 +119,10 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'Docker, docker-compose, mmdebstrap, Prometheus' scripts/setup-deploy .venv/deploy/tools
 	@touch $@
 
+.venv/deploy/apiserver/installed: scripts/setup-apiserver
+	$(STEP) 'API server of Kubernetes (13 minutes of CPU time)' env JOBS=$(JOBS) scripts/setup-apiserver .venv/deploy/apiserver
+	@touch $@
+
 .venv/nfpm/installed: scripts/setup-nfpm
 	$(STEP) 'nfpm' scripts/setup-nfpm .venv/nfpm
 	@touch $@
@@ -158,7 +162,7 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	@touch $@
 
 # What optional suites and benchmarks need; those fetch it themselves, but where a download is large or may be refused.
-SETUPS := nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross lab
+SETUPS := nixl serve etcd lmcache kvcr sglang deploy apiserver s3 gpu aiperf ucx cross lab
 SETUP_nixl := .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed)
 SETUP_serve := .venv/serve-installed
 SETUP_etcd := .venv/etcd-installed
@@ -166,6 +170,7 @@ SETUP_lmcache := .venv/lmcache/installed
 SETUP_kvcr := .venv/kvcr/installed
 SETUP_sglang := .venv/sglang/installed
 SETUP_deploy := .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed
+SETUP_apiserver := .venv/deploy/installed .venv/etcd-installed .venv/deploy/apiserver/installed
 SETUP_s3 := .venv/s3/installed
 SETUP_gpu := .venv/gpu/installed
 SETUP_aiperf := .venv/aiperf/installed

@@ -57,6 +57,8 @@ def test_files_are_what_the_script_writes():
     files = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
     assert {each["uid"] for each in files} == {f"kvbm-cxl-{name}" for name in ("pool", "hosts", "cache", "transfers", "nixl")}
     assert all(panel["datasource"]["uid"] == "${datasource}" for each in files for panel in each["panels"])
+    engines = [variable for each in files for variable in each["templating"]["list"] if variable["name"] == "instance"]
+    assert len(engines) == len(files) and all('pool_info{pool="$pool"}' in each["query"]["query"] for each in engines)
 
 
 def test_every_panel_shows_one_pool():
@@ -97,13 +99,13 @@ def free_port():
 def engine_page(number):
     """What an engine's metrics page may hold after so many scrapes: every documented name, with its labels' documented values."""
     lines = []
-    rows = re.findall(r"^\| `(vllm:kvbm_cxl_\w+)` \| (\w+) \| (?:`(\w+)`: ([^|]*)|-) \|", METRICS, re.MULTILINE)
+    rows = re.findall(r"^\| `(vllm:kvbm_cxl_\w+)` \| (\w+) \| (?:`(\w+)`(?:: ([^|]*))?|-) \|", METRICS, re.MULTILINE)
     for name, kind, label, values in rows:
         if kind == "histogram":
             lines += [f'{name}_bucket{{le="{le}"}} {number * share}' for le, share in (("0.01", 1), ("0.1", 2), ("+Inf", 3))]
             lines += [f"{name}_sum {number}", f"{name}_count {3 * number}"]
         elif label:
-            lines += [f'{name}{{{label}="{value.strip()}"}} {number}' for value in values.split(",")]
+            lines += [f'{name}{{{label}="{value.strip()}"}} {number}' for value in (values or "of-this-rack").split(",")]
         else:
             lines.append(f"{name} {number}")
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ def test_the_page_has_every_metric():
         f"| `{PREFIX}{name}_total` | counter | `{label}`: {', '.join(values)} | {text} |"
         for name, (label, values, text) in COUNTERS.items()
     ]
-    rows += [f"| `{PREFIX}{name}` | gauge | - | {text} |" for name, text in GAUGES.items()]
+    rows += [f"| `{PREFIX}{name}` | gauge | {', '.join(f'`{each}`' for each in labels) or '-'} | {text} |" for name, (labels, text) in GAUGES.items()]
     rows += [f"| `{PREFIX}{name}` | histogram | - | {text} |" for name, text in TIMES.items()]
     section = PAGE.read_text().partition("## What CxlConnector counts")[2].partition("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("| `")] == rows, "it has to hold\n" + "\n".join(rows)
