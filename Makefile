@@ -131,6 +131,12 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'LMCache' scripts/setup-lmcache scripts/requirements/lmcache.lock
 	@touch $@
 
+# Other versions of the windows in kvbm_cxl/versions.py: these packages alone, over those of .venv/serve and .venv/lmcache.
+VERSIONS := vllm-0.32 vllm-0.33 lmcache-0.5.7
+$(VERSIONS:%=.venv/versions/%/installed): .venv/versions/%/installed: scripts/requirements/%.lock scripts/setup | .venv/installed
+	$(STEP) '$*' scripts/setup $< .venv/versions/$*
+	@touch $@
+
 .venv/kvcr/installed: scripts/requirements/kvcr.lock scripts/setup | .venv/installed
 	$(STEP) 'KVCR' scripts/setup scripts/requirements/kvcr.lock .venv/kvcr
 	@touch $@
@@ -277,7 +283,7 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py tests/versions/test_interface.py
 
 .PHONY: test-python
 test-python: build build-lab python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes, on S3 after `make setup-s3`; the lab's own parts
@@ -333,6 +339,13 @@ test-member: build-member build ## Hosts whose slots are leased in etcd: leases 
 .PHONY: test-connector
 test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process
 	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
+
+.PHONY: test-versions
+test-versions: serve-ready .venv/lmcache/installed .venv/sglang/installed $(VERSIONS:%=.venv/versions/%/installed) ## Other versions of vLLM and LMCache: interfaces, logic, engines on one pool (half an hour); RECORD=1 records interfaces
+	$(STEP) 'pytest, interfaces of versions' env RECORD=$(RECORD) .venv/bin/python -m pytest -q -rs tests/versions
+	$(STEP) 'pytest, vLLM 0.32' env PYTHONPATH=$(CURDIR)/.venv/versions/vllm-0.32 $(GRAPH_PYTEST) tests/vllm_integration --ignore-glob='*/test_engine_*' \
+		tests/vllm_integration/test_engine_handover.py
+	$(STEP) 'pytest, LMCache 0.5.7' env PYTHONPATH=$(CURDIR)/.venv/versions/lmcache-0.5.7:$(CURDIR)/.venv/lmcache $(GRAPH_PYTEST) tests/consumers -k lmcache
 
 .PHONY: test-graph
 test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)

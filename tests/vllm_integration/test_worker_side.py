@@ -336,6 +336,15 @@ def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
     here.side.before_overwrite(here.orders())
 
 
+def test_saves_end_before_the_engine_s_memory_goes(bench, monkeypatch):
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:4], [0, 1, 2, 3])])
+    assert slow.begun.wait(30)
+    slow.holds_up(here.side.end_copies, within_s=30)
+    assert not here.side.saver.saves.is_busy("a")
+
+
 def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch):
     here = bench()
     slow = Slow(here, monkeypatch)
