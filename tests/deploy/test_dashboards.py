@@ -45,7 +45,7 @@ def expressions():
 def documented():
     """Names that a Prometheus sees: name -> its labels."""
     found = {}
-    for name, kind, labels in re.findall(r"^\| `((?:cxl_pool_|vllm:kvbm_cxl_)\w+)` \| (\w+) \| ([^|]*) \|", METRICS, re.MULTILINE):
+    for name, kind, labels in re.findall(r"^\| `((?:cxl_pool_|vllm:kvbm_cxl_)\w+)` \| (?:(\w+) \| )?([^|]*) \|", METRICS, re.MULTILINE):
         of = re.findall(r"`(\w+)`", labels)
         for each in [name + suffix for suffix in SUFFIXES] if kind == "histogram" else [name]:
             found[each] = of
