@@ -24,10 +24,10 @@ PERF = ROOT / "perf"
 HEADING = """# Latest figures
 
 The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md).
-Compare ratios of one machine only. The record has all ratios and the output.
+Compare ratios of one machine only. The record has all ratios, the commit and the output.
 
-| benchmark | machine | main ratios | recorded | commit |
-|---|---|---|---|---|
+| record | machine | main ratios |
+|---|---|---|
 """
 # The ratios that the summary shows; of a benchmark that is not listed, the first ones.
 MAIN_RATIOS = {
@@ -129,7 +129,7 @@ def summary():
         ratios = record["ratios"]
         main = [key for key in MAIN_RATIOS.get(name, ratios) if key in ratios][:MOST_RATIOS]
         figures = ", ".join(f"`{key}` {ratios[key]:.4g}" for key in main)
-        rows.append(f"| {name} | {where} | {figures} | [{record['date']}](records/{path.name}) | {record['commit']} |\n")
+        rows.append(f"| [{name}, {record['date'][:10]}](records/{path.name}) | {where} | {figures} |\n")
     return HEADING + "".join(rows)
 
 
