@@ -190,20 +190,20 @@ fn section(heading: &str) -> String {
 
 /// A section of the page holds the table that follows from the code, row by row. On a difference the page has to change.
 fn expect_table(heading: &str, rows: &[String]) {
-    let table: Vec<String> = section(heading).lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
+    let table: Vec<String> = section(heading).lines().filter(|line| line.starts_with("- `")).map(str::to_owned).collect();
     assert!(table == rows, "docs/operating/metrics.md, {heading:?}, has to hold these rows:\n{}\n", rows.join("\n"));
 }
 
 #[test]
 fn the_page_lists_what_there_is() {
     let row = |metric: &Descriptor| {
-        let label = metric.label.map_or("-".into(), |(name, _)| format!("`{name}`"));
-        format!("| `{}` | {label} | {} |", metric.name, metric.help)
+        let label = metric.label.map_or(String::new(), |(name, _)| format!("{{{name}}}"));
+        format!("- `{}{label}`: {}", metric.name, metric.help)
     };
     expect_table("What a process counts", &Metrics::ALL.iter().map(row).collect::<Vec<_>>());
 
     fn values<L: Label>(heading: &str) {
-        let rows = L::VALUES.iter().zip(L::MEANINGS).map(|(value, meaning)| format!("| `{value}` | {meaning} |"));
+        let rows = L::VALUES.iter().zip(L::MEANINGS).map(|(value, meaning)| format!("- `{value}`: {meaning}"));
         expect_table(heading, &rows.collect::<Vec<_>>());
     }
     values::<MissReason>("Reasons of a miss");
