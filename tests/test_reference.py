@@ -46,7 +46,7 @@ def test_the_lists_are_not_empty():
     assert len(rows(reference.member_options())) >= 10 and "- `--cacert`, `ETCD_CACERT`: " in reference.member_options()
     numbers = rows(reference.rack_numbers())
     assert len(numbers) == reference.read("kvbm_cxl/ctl/src/planner/keys.rs").count('";\n') >= 20
-    assert any(row.startswith("- `device.latency_ns` (of the preset; ") for row in numbers)
+    assert any(row.startswith("- `device.latency_ns` (of the preset): ") for row in numbers)
     assert len(rows(reference.c_functions())) >= 10 and all(not row.endswith(": -") for row in rows(reference.c_functions()))
     assert "`cxl_shm_open`" in reference.c_functions() and "`cxl_shm_cache_pull" in reference.c_functions()
     numbers = [int(row.split()[1]) for row in rows(reference.regions())]
