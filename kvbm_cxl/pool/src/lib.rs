@@ -141,7 +141,7 @@
 //! | `CXL_POLL_US` | microseconds between looks for recalls and fences; may delay a contended lock by as much | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more ([`CopyConfig`](copy::CopyConfig)); `read_ahead=auto` (or 1 to 8 blocks) prefetches the next blocks from devices with flash | an accelerator if there is one, else the CPU |
-//! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` | where the process runs |
+//! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device`, a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` (docs/operating/cxlctl.md) | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool, from its beginning, is registered with the driver while a GPU is opened: `64G`; `0` = none. A copy registers the rest when it first needs it | all |
 //! | `CXL_CUDA_THREADS` | threads that register the pool with the driver, and that flush payload around the copies of a GPU | 4, at most half of the CPUs |
