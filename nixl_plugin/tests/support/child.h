@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // This program once more, as another machine.
-#ifndef KVBM_CXL_NIXL_TESTS_CHILD_H
-#define KVBM_CXL_NIXL_TESTS_CHILD_H
+#pragma once
 
 #include "pools.h"
 #include <csignal>
@@ -58,5 +57,3 @@ class Child {
 };
 
 } // namespace testing
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What tests of parts of the engine share: checks that say where they failed, a folder with pools in it, and parts run to their end.
-#ifndef KVBM_CXL_NIXL_TESTS_POOLS_H
-#define KVBM_CXL_NIXL_TESTS_POOLS_H
+#pragma once
 
 #include "slower.h"
 #include "transfer/core.h"
@@ -153,5 +152,3 @@ inline kvbm_cxl::RemoteRegion own_region(const std::shared_ptr<kvbm_cxl::Registr
 }
 
 } // namespace testing
-
-#endif

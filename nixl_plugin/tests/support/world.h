@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A pool of its own for a test, other processes on it as other hosts, and data that are all different.
-#ifndef KVBM_CXL_NIXL_TESTS_WORLD_H
-#define KVBM_CXL_NIXL_TESTS_WORLD_H
+#pragma once
 
 #include "links/links.h"
 #include "slower.h"
@@ -243,5 +242,3 @@ inline int run_on_a_pool(std::span<const Test> tests, int argc, char** argv) {
 }
 
 } // namespace world
-
-#endif
