@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from paper import ours, simulated  # noqa: E402
+from paper import items, ours, simulated  # noqa: E402
 
 PAPERS = {
     "TraCT": "TraCT: disaggregated serving over CXL shared memory",
@@ -55,8 +55,7 @@ def listed(paper, rows):
         text, found = ours_of(row)
         ratios |= found
         print(f"   {paper}, {row['where']}: {text}", flush=True)
-        item = f"- **{row['where']}**: {row['what']}. Theirs: {row['theirs']}. Ours ({row['how']}): {text}. {row['differs']}."
-        lines.append(textwrap.fill(item, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+        lines.append(textwrap.fill(items.item(row, text), 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(lines) + "\n", ratios
 
 

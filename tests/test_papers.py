@@ -3,12 +3,15 @@
 
 import ast
 import json
-import re
+import sys
 import tomllib
 
 import tidy
 
 PERF = tidy.ROOT / "perf"
+sys.path.insert(0, str(PERF))
+from paper import items as paper_items  # noqa: E402
+
 ROWS = tomllib.loads((PERF / "paper/rows.toml").read_text())["row"]
 HOW = {"measured", "recorded", "simulated", "needs hardware"}
 # Figures and tables with results, as the papers number them.
@@ -46,8 +49,7 @@ def test_no_figure_with_results_is_left_out():
 def test_the_page_has_every_row_filled():
     items = (PERF / "PAPERS.md").read_text().replace("\n  ", " ").splitlines()
     for row in ROWS:
-        head = f"- **{row['where']}**: {row['what']}. Theirs: {row['theirs']}. Ours ({row['how']}): "
-        tail = f". {row['differs']}."
+        head, tail = paper_items.item(row, "\0").split("\0")
         found = [item for item in items if item.startswith(head) and item.endswith(tail)]
         assert len(found) == 1, head
         assert (found[0] == f"{head}-{tail}") == (row["how"] == "needs hardware"), head
