@@ -22,35 +22,30 @@ TOKEN = "admin-of-the-test"
 DYNAMO, PROMETHEUS = "nvidia.com", "monitoring.coreos.com"
 
 
+LIMITS = ("pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "required")
+OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
 def structural(schema):
-    """A JSON schema as a CRD takes it: no references, one type for each node, no closed objects (the server refuses unknown fields itself)."""
-    if isinstance(schema, list):
-        return [structural(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
+    """A JSON schema as a CRD takes it: no references, one type for each node, no closed objects, since the server refuses unknown fields."""
     if "$ref" in schema:
         return structural(charts.definitions()[schema["$ref"].rsplit("/", 1)[1]])
-    kinds = {each.get("type") for each in schema.get("oneOf", ())} | set(schema["type"] if isinstance(schema.get("type"), list) else ())
-    if {"string"} < kinds and kinds & {"integer", "number"}:
-        return {"x-kubernetes-int-or-string": True}
-    made = {key: structural(value) for key, value in schema.items() if key not in ("additionalProperties", "$defs", "const", "$schema")}
-    if "properties" in schema:
+    found = [each.get("type") for each in schema.get("oneOf", ())] or [schema.get("type", "string" if "enum" in schema else "object")]
+    types = {kind for each in found for kind in (each if isinstance(each, list) else [each])}
+    nullable, types = {"nullable": True} if "null" in types else {}, types - {"null"}
+    if types in ({"string", "integer"}, {"string", "number"}):
+        return {"x-kubernetes-int-or-string": True, **nullable}
+    (kind,) = types
+    made = {"type": kind, **nullable, **{key: schema[key] for key in LIMITS if key in schema}}
+    if "enum" in schema:
+        made["enum"] = [each for each in schema["enum"] if each is not None]
+    if kind == "array":
+        made["items"] = structural(schema["items"]) if "items" in schema else OPEN
+    elif kind == "object" and "properties" in schema:
         made["properties"] = {key: structural(value) for key, value in schema["properties"].items()}
-    for key in [key for key in made if key.startswith("x-kubernetes-") and not key.endswith(("int-or-string", "preserve-unknown-fields"))]:
-        del made[key]
-    if isinstance(schema.get("type"), list):
-        (made["type"],) = set(schema["type"]) - {"null"}
-        made["nullable"] = True
-    if "enum" in made:
-        made["enum"] = [each for each in made["enum"] if each is not None]
-        made.setdefault("type", "string")
-    values = schema.get("additionalProperties")
-    if isinstance(values, dict):
-        made["additionalProperties"] = structural(values)
-    elif made.get("type") == "object" and "properties" not in made:
-        made["x-kubernetes-preserve-unknown-fields"] = True
-    elif made.get("type") == "array" and "items" not in made:
-        made["items"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    elif kind == "object":
+        values = schema.get("additionalProperties")
+        made |= {"additionalProperties": structural(values)} if isinstance(values, dict) else OPEN
     return made
 
 
@@ -90,6 +85,7 @@ class ApiServer:
         self.url = f"https://127.0.0.1:{self.port}"
         self.tls = ssl._create_unverified_context()  # The server signs its own certificate.
         self.process, self.ended = None, threading.Event()
+        self.completed = []  # Names of jobs and pods of hooks.
 
     def start(self):
         key, tokens = self.folder / "accounts.key", self.folder / "tokens.csv"
@@ -107,6 +103,7 @@ class ApiServer:
             "authorization-mode": "RBAC",
             "service-cluster-ip-range": "10.0.0.0/24",
             "disable-admission-plugins": "ServiceAccount",
+            "allow-privileged": "true",  # As clusters have it: access host-path needs it.
         }
         log = open(self.folder / "apiserver.log", "wb")
         command = [KUBE_APISERVER, *(f"--{name}={value}" for name, value in options.items())]
@@ -172,7 +169,9 @@ class ApiServer:
         """{(kind of resource, namespace, name): object} of all that carries the release's name in our own label or Helm's annotation."""
         found = {}
         for folder, resource, _ in self.kinds():
-            for each in self.get(f"{folder}/{resource}")["items"]:
+            listed = self.get(f"{folder}/{resource}")
+            for each in listed["items"]:
+                each["kind"] = listed["kind"].removesuffix("List")
                 about = each["metadata"]
                 labels, notes = about.get("labels", {}), about.get("annotations", {})
                 if release in (labels.get("cxl.kvbm.io/release"), notes.get("meta.helm.sh/release-name")):
@@ -196,3 +195,4 @@ class ApiServer:
                     path = f"{folder}/namespaces/{about['namespace']}/{listing.rsplit('/', 1)[1]}/{about['name']}/status"
                     with contextlib.suppress(urllib.error.HTTPError):  # Helm may have deleted it.
                         self.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+                        self.completed.append(about["name"])
