@@ -8,6 +8,7 @@ every record with the package as it is, so that a new use or a new version shows
 
 import ast
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,6 +169,21 @@ class Sources:
                     found.add(node.id)
         return found
 
+    def settings(self):
+        """Fields of vLLM's configuration classes, and under "" the environment variables."""
+        found = {}
+        for path in sorted(self.root.glob("vllm/config/*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    fields = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and not re.search("ClassVar|InitVar", ast.dump(each.annotation))]
+                    found |= {node.name: " ".join(fields)} if fields else {}
+        tree, _ = self.tree("vllm.envs")
+        (table,) = [
+            node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
+            and "environment_variables" in ast.dump(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+        ]  # fmt: skip
+        return {"": " ".join(key.value for key in table.keys), **found}
+
 
 def offers(root, package, version, used):
     """The record of one version: what it has of what is used."""
@@ -190,7 +206,8 @@ def offers(root, package, version, used):
                 }  # fmt: skip
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name in used.calls:
             names[name]["call"] = signature(node, False)
-    return {"package": package, "version": version, "names": names, "attributes": sorted(sources.attributes(package) & set(used.attributes))}
+    record = {"package": package, "version": version, "names": names, "attributes": sorted(sources.attributes(package) & set(used.attributes))}
+    return record | ({"settings": sources.settings()} if package == "vllm" else {})
 
 
 def _call_problem(count, keywords, offered):
@@ -240,10 +257,15 @@ def records(package):
     return sorted(found, key=lambda each: [int(part) for part in each["version"].split("rc")[0].split(".")])
 
 
+def _lines(table):
+    return ",\n".join(f"  {json.dumps(name)}: {json.dumps(about)}" for name, about in table.items())
+
+
 def write(record):
     """One line for each name, as a difference can be read."""
-    names = ",\n".join(f"  {json.dumps(name)}: {json.dumps(about)}" for name, about in record["names"].items())
     head = f'{{"package": {json.dumps(record["package"])}, "version": {json.dumps(record["version"])},\n'
-    text = head + f' "names": {{\n{names}\n }},\n "attributes": {json.dumps(" ".join(record["attributes"]))}}}\n'
+    settings = f' "settings": {{\n{_lines(record["settings"])}\n }},\n' if "settings" in record else ""
+    names = f' "names": {{\n{_lines(record["names"])}\n }},\n'
     RECORDS.mkdir(exist_ok=True)
+    text = f'{head}{settings}{names} "attributes": {json.dumps(" ".join(record["attributes"]))}}}\n'
     (RECORDS / f"{record['package']}-{record['version']}.json").write_text(text)
