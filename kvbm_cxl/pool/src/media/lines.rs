@@ -251,7 +251,7 @@ pub struct Identity {
     pub machine: [u8; 16],
     /// The join attempt.
     pub nonce: [u8; 16],
-    /// Payload of this incarnation and older ones is not written any more (CACHE.md section 7, proof a).
+    /// Payload of this incarnation and older ones is not written any more (CACHE.md section 7).
     pub drained: u32,
     /// An incarnation that this host states to have ended, as [`Identity::report_of`] packs it; 0 = none. Never taken back.
     pub report: u32,
