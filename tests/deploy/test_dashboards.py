@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import charts
 import daemon
 import pytest
 import yaml
+from waiting import free_port
 
 FOLDER = charts.CHART / "dashboards"
 METRICS = (charts.ROOT / "docs/operating/metrics.md").read_text().replace("\n  ", " ")
@@ -88,12 +88,6 @@ def test_legends_use_labels_that_the_expression_leaves():
                 kept = re.findall(r"by \(([^)]*)\)", target["expr"])
                 if wanted and kept:
                     assert wanted <= set(kept[0].split(", ")), panel["title"]
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def engine_page(number):

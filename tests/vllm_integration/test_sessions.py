@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import vllm
 from kvbm_cxl import versions
-from kvbm_cxl.vllm_integration.keys import block_keys, tail_key
+from kvbm_cxl.vllm_integration.keys import group_keys, tail_key
 from requests_of_vllm import BLOCK_TOKENS, request, tokens
 from test_scheduler_side import _begin, _run, bench  # noqa: F401
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -45,7 +45,7 @@ def test_a_session_is_found_and_published_like_any_request(bench):  # noqa: F811
     _answered(here, session, 105)
     _next_turn(session, tokens(60, seed=5))
     again = request("u", list(session.all_token_ids))
-    assert _saved(_run(here, session, session.num_tokens - session.num_computed_tokens)) == block_keys(again, 6, 10)
+    assert _saved(_run(here, session, session.num_tokens - session.num_computed_tokens)) == group_keys(again, 6, 10)
     assert here.side.finish(session)[1] is None, "it has no hand-over"
 
 
@@ -69,12 +69,12 @@ def test_a_block_that_ended_with_a_replaced_token_has_no_name(bench):  # noqa: F
         assert _saved(_run(here, asked, asked.num_tokens)) == []
     unlike = request("x", tokens(100, seed=7))
     _begin(here, unlike)
-    assert _saved(_run(here, unlike, 100)) == [*block_keys(unlike, 0, 6), tail_key(unlike, BLOCK_TOKENS)]
+    assert _saved(_run(here, unlike, 100)) == [*group_keys(unlike, 0, 6), tail_key(unlike, BLOCK_TOKENS)]
     here.side.finish(session)
     here.side.local_cache_was_reset()
     fresh = request("y", before)
     _begin(here, fresh)
-    assert _saved(_run(here, fresh, fresh.num_tokens)) == block_keys(fresh, 0, 7)
+    assert _saved(_run(here, fresh, fresh.num_tokens)) == group_keys(fresh, 0, 7)
 
 
 @pytest.mark.parametrize("same", (False, True))
@@ -85,4 +85,4 @@ def test_a_first_block_with_a_replaced_token(bench, same):  # noqa: F811
     _next_turn(session, [last if same else last + 1, *tokens(40, seed=5)])
     again = request("u", list(session.all_token_ids))
     saved = _saved(_run(here, session, session.num_tokens - session.num_computed_tokens))
-    assert saved == (block_keys(again, 0, 3) if same or not KEEPS_HASHES else []), "a token that comes again leaves the hash right"
+    assert saved == (group_keys(again, 0, 3) if same or not KEEPS_HASHES else []), "a token that comes again leaves the hash right"
