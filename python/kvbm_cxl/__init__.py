@@ -117,7 +117,7 @@ def _version() -> str:
     try:
         return version("kvbm-cxl")
     except PackageNotFoundError:  # A checkout that is on PYTHONPATH without being installed.
-        return "0.1.0"
+        return "0.2.0"
 
 
 def __dir__() -> list[str]:
