@@ -48,7 +48,9 @@ NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
 # Pools of tests that pass are deleted at once: a whole run would leave gigabytes of them.
 PYTEST_ADDOPTS ?= -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
-export JOBS FUZZ_SECONDS PYTEST_ADDOPTS
+# Of `cxlctl --version`, the wheel and the images.
+GIT_COMMIT := $(shell git describe --always --abbrev=12 --exclude='*' --dirty 2>/dev/null)
+export JOBS FUZZ_SECONDS PYTEST_ADDOPTS GIT_COMMIT
 
 # Steps follow one another even under `make -j`: they share the machine's cores and the target directory.
 .NOTPARALLEL:

@@ -458,6 +458,15 @@ def test_a_pool_with_too_small_cells_is_refused(make_pool, monkeypatch):
     assert not pool_access._registry
 
 
+@pytest.mark.parametrize(("cells", "unused"), [("8K:75%", None), ("16K:75%", None), ("16448:75%", 51), ("256:1%,64K:60%", 88)])
+def test_cells_that_a_block_fills_less_than_half_are_named_with_the_right_size(make_pool, monkeypatch, caplog, cells, unused):
+    Bench(make_pool(size="64M", cells=cells), monkeypatch).close()
+    said = [record.getMessage() for record in caplog.records if "stays unused" in record.getMessage()]
+    assert len(said) == (unused is not None), said
+    if said:
+        assert "blocks of [8192] bytes" in said[0] and f": {unused} %" in said[0] and "--cells 8192:SHARE" in said[0]
+
+
 def test_memory_that_cannot_be_copied_from_is_refused(bench, monkeypatch):
     """At start, instead of by every block."""
     here = bench()

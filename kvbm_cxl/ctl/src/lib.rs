@@ -3,6 +3,7 @@
 //! how it opens a pool, a second process of itself, scratch memory, statistics, a cache that only counts, and random numbers.
 
 pub mod counted;
+pub mod manual;
 pub mod output;
 pub mod peer;
 pub mod planner;
