@@ -7,7 +7,6 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use std::path::Path;
 
-/// `cxlctl completions`.
 pub fn completions(shell: Shell, out: &mut Out) -> Result<Exit, Failure> {
     // Into memory first: the generator panics where it cannot write.
     let mut script = Vec::new();
@@ -16,7 +15,6 @@ pub fn completions(shell: Shell, out: &mut Out) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// `cxlctl man`.
 pub fn man(directory: &Path, out: &mut Out) -> Result<Exit, Failure> {
     let failed = |error| Failure::new(Exit::Failed, format!("writing manual pages to {}: {error}", directory.display()));
     std::fs::create_dir_all(directory).map_err(failed)?;
