@@ -8,7 +8,6 @@ use crate::pool::spec;
 use cxl_pool::pool::{FormatOptions, Pool};
 use serde_json::json;
 
-/// `cxlctl erase`.
 pub fn run(pool: Option<&str>, args: &EraseArgs, out: &mut Out) -> Result<Exit, Failure> {
     let spec = spec(pool)?;
     if !args.force && !args.evict_hosts {

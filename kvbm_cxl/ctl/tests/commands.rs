@@ -8,31 +8,8 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 
 const REGIONS: [&str; 25] = [
-    "seat",
-    "grant",
-    "binding",
-    "fence",
-    "death",
-    "join-box",
-    "identity",
-    "summary",
-    "request",
-    "intent",
-    "record",
-    "claim",
-    "free-box",
-    "free-ack",
-    "chunk-head",
-    "keep-map",
-    "stats",
-    "descriptor",
-    "hint",
-    "pin",
-    "cell-claim",
-    "ask",
-    "splitter",
-    "claimant",
-    "seat-claim",
+    "seat", "grant", "binding", "fence", "death", "join-box", "identity", "summary", "request", "intent", "record", "claim", "free-box",
+    "free-ack", "chunk-head", "keep-map", "stats", "descriptor", "hint", "pin", "cell-claim", "ask", "splitter", "claimant", "seat-claim",
 ];
 
 #[test]

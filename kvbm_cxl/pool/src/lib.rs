@@ -18,7 +18,7 @@
 //! | `crc`, [`line`](mod@line) | checksums; publish and fetch of a 64-byte line, the two recipes that everything above is made of |
 //! | [`media`] | the on-media format: every line, its writer, its checks |
 //! | [`coherence`] | flushes, fences, non-temporal stores; one trait for the CPU, the emulator and the simulator |
-//! | [`limits`], `error`, [`fault`], [`background`], [`cpus`], `failure_detector`, `machine_id` | every bound; typed errors; the named rules and points that tests drop and strike; threads, and where they run; how long a host was silent; who a machine is |
+//! | [`limits`], `error`, [`fault`], [`background`], [`cpus`], `failure_detector`, `machine_id`, `named` | every bound; typed errors; the named rules and points that tests drop and strike; threads, and where they run; how long a host was silent; who a machine is; enumerations with names |
 //!
 //! # Example: a cache of KV blocks
 //!
@@ -51,6 +51,8 @@
 //! let (keys, values) = (vec![0x6b; 3000], vec![0x76; 3000]);
 //! cache.publish(model, key, None, &[&keys[..], &values[..]].concat())?;
 //!
+//! // A worker, on any host, asks how much of a prompt is there, and pulls it.
+//! assert_eq!(cache.lookup_chain(model, &[key, chain(Some(key), &[5], b"")])?.len(), 1);
 //! let mut block = vec![0; 6000];
 //! assert_eq!(cache.pull(model, key, &mut block)?, Pulled::Hit { len_bytes: 6000 }); // verified, or a miss
 //! assert!(block[..3000] == keys && block[3000..] == values);
@@ -168,6 +170,7 @@ pub mod machine;
 mod machine_id;
 pub mod media;
 pub mod metrics;
+mod named;
 pub mod objects;
 pub mod platform;
 pub mod pool;
