@@ -63,6 +63,7 @@ fn names(error: &Error) -> (&'static str, &'static str) {
         Error::OutOfRange { .. } => ("InvalidError", "out_of_range"),
         Error::BadLine { .. } => ("DamagedError", "bad_line"),
         Error::NotAPool { .. } => ("NotAPoolError", "not_a_pool"),
+        Error::HasContent { .. } => ("NotAPoolError", "has_content"),
         Error::Invalid(_) => ("InvalidError", "invalid"),
         Error::Partition { problem, .. } => match problem {
             PartitionProblem::Overlaps { .. } => ("ExistsError", "overlap"),

@@ -120,7 +120,7 @@ impl From<&Error> for Failure {
             Error::Poisoned { .. } => Status::E_POISONED,
             Error::OutOfRange { .. } => Status::E_NOT_IN_POOL,
             Error::BadLine { .. } => Status::E_CORRUPT,
-            Error::NotAPool { .. } => Status::E_NOT_A_POOL,
+            Error::NotAPool { .. } | Error::HasContent { .. } => Status::E_NOT_A_POOL,
             Error::Invalid(_) => Status::E_INVALID,
             Error::Partition { problem: PartitionProblem::Overlaps { .. }, .. } => Status::E_EXISTS,
             Error::Partition { .. } => Status::E_INVALID,

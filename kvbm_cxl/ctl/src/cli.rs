@@ -376,12 +376,12 @@ pub struct DeclareDeadArgs {
     /// Declare this incarnation and earlier ones dead, as `cxlctl hosts` shows it
     #[arg(long, required_unless_present = "all_fenced", conflicts_with = "all_fenced")]
     pub incarnation: Option<u32>,
-    /// Declare every fenced host without heartbeat dead; without --i-know-it-is-powered-off, only list them
+    /// Declare every fenced host without heartbeat dead; without --i-know-it-is-gone, only list them
     #[arg(long)]
     pub all_fenced: bool,
     /// Confirm that the machine is powered off or disconnected from the memory. A wrong confirmation corrupts data
     #[arg(long)]
-    pub i_know_it_is_powered_off: bool,
+    pub i_know_it_is_gone: bool,
     /// Wait this long for the manager to publish it, in milliseconds; default: 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub timeout_ms: Option<u64>,

@@ -6,11 +6,10 @@ use crate::info;
 use crate::model::cell_bytes_of;
 use crate::output::{Exit, Failure, Out};
 use crate::pool::spec;
-use cxl_pool::coherence::{CoherenceOptions, over_mapping};
-use cxl_pool::device::{Access, DevicePart, PoolSpec, Sysfs, map_header, parse_size};
+use cxl_pool::device::{Access, DevicePart, PoolSpec, Sysfs, parse_size};
 use cxl_pool::media::CoherenceMode;
 use cxl_pool::platform::MachineId;
-use cxl_pool::pool::{CellArea, FormatOptions, HeaderContent, Pool, Share, inspect_header};
+use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
 use cxl_pool::{PartitionProblem, escaped};
 
 /// Cells of a pool that is formatted without saying which.
@@ -111,9 +110,6 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
     if options.seats.len() as u64 + 1 > u64::from(options.seat_count) {
         return Err(Failure::usage(format!("{} machines for seats 1 and up, but {} seats", options.seats.len(), options.seat_count)));
     }
-    if !args.force && !args.evict_hosts {
-        refuse_if_used(&spec, "format overwrites it only with --force, and then it is lost")?;
-    }
     let pool = Pool::format(&spec, &options).map_err(failed)?;
     out.answer(|| info::json(&pool, None), || format!("formatted {}\n{}", parts_text(&spec), info::text(&pool, None)))?;
     Ok(Exit::Done)
@@ -153,26 +149,10 @@ pub fn failed(error: cxl_pool::Error) -> Failure {
         cxl_pool::Error::Partition { problem: PartitionProblem::Overlaps { .. }, .. } => Exit::Refused,
         cxl_pool::Error::Partition { .. } => Exit::CannotOpen,
         cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Exit::CannotOpen,
-        cxl_pool::Error::InUse { .. } | cxl_pool::Error::HostsUnseen { .. } => Exit::Refused,
+        cxl_pool::Error::HasContent { .. } | cxl_pool::Error::InUse { .. } | cxl_pool::Error::HostsUnseen { .. } => Exit::Refused,
         _ => Exit::Failed,
     };
     Failure::new(exit, error.to_string())
-}
-
-/// Looks at each device that is there, so that a refusal names what would be lost, and the `remedy`.
-pub fn refuse_if_used(spec: &PoolSpec, remedy: &str) -> Result<(), Failure> {
-    for part in spec.parts() {
-        // What cannot be opened or mapped is the format's to refuse, with its reason; an empty or missing file it may still create.
-        let Ok(device) = part.open(Access::Read, &Sysfs::default()) else { continue };
-        let Ok(mapping) = map_header(&device) else { continue };
-        let header = over_mapping(mapping, &CoherenceOptions::default())?;
-        let found = inspect_header(&*header.memory, 0, &device.info().label())?;
-        if !matches!(found, HeaderContent::Empty) {
-            let message = format!("{}: it holds {found}; {remedy}", escaped(&device.info().label()));
-            return Err(Failure::new(Exit::Refused, message));
-        }
-    }
-    Ok(())
 }
 
 /// A machine id as `cxlctl hosts` prints it.

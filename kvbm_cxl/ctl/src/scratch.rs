@@ -134,7 +134,7 @@ pub fn lines(memory: &MappedMemory, layout: &Arc<Layout>) -> Lines {
 /// What the first bytes of a device hold.
 pub fn header_of(device: &Device) -> Result<HeaderContent> {
     if device.info().len_bytes < DEVICE_HEADER_BYTES.max(device.info().align_bytes) {
-        return Ok(HeaderContent::Unknown("too few bytes for a device header".into()));
+        return Ok(HeaderContent::Unknown { what: "too few bytes for a device header", offset: 0 });
     }
     let options = CoherenceOptions::default();
     inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().label())

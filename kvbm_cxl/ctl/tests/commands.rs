@@ -5,6 +5,7 @@ mod common;
 
 use common::{Bench, EXE, ran};
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 const REGIONS: [&str; 25] = [
@@ -123,6 +124,39 @@ fn format_refuses_foreign_data_and_says_so() {
     assert_eq!(refused.code, 4);
     assert!(refused.err.contains("unknown data"), "{}", refused.err);
     assert!(std::fs::read(bench.file()).unwrap().iter().all(|&byte| byte == 7));
+}
+
+/// The job of the chart and of Compose: it formats what is empty, and leaves a pool and the data of others as they are.
+#[test]
+fn the_format_job_destroys_nothing() {
+    let bench = Bench::new();
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(bench.file()).unwrap();
+    file.set_len(96 << 20).unwrap();
+    let job = || {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/images/format-if-empty");
+        let folder = std::path::Path::new(EXE).parent().unwrap().display().to_string();
+        let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+        ran(Command::new(script).env("CXL_POOL", bench.spec()).env("PATH", path).output().unwrap())
+    };
+    for (at, name) in
+        [(24u64 << 20, "data (at byte 0x1800000)"), ((96 << 20) - 1, "data (at byte 0x5ffffff)"), (0x438, "an ext2, ext3 or ext4")]
+    {
+        file.write_all_at(b"\x53\xef", at).unwrap();
+        file.set_len(96 << 20).unwrap();
+        let refused = job();
+        assert_eq!(refused.code, 4, "{}", refused.err);
+        assert!(refused.err.contains(name) && refused.err.contains("--force"), "{}", refused.err);
+        let mut found = [0; 1];
+        file.read_exact_at(&mut found, at).unwrap();
+        assert_eq!(found, [0x53]);
+        file.write_all_at(&[0; 2], at).unwrap();
+        file.set_len(96 << 20).unwrap();
+    }
+    assert_eq!(job().code, 0);
+    let uuid = bench.json(&["info"]).1["uuid"].clone();
+    let again = job();
+    assert!(again.code == 0 && again.out.contains("is a pool: left as it is"), "{} {}", again.out, again.err);
+    assert_eq!(bench.json(&["info"]).1["uuid"], uuid);
 }
 
 #[test]

@@ -12,7 +12,7 @@ impl Error {
     pub fn class(&self) -> &'static str {
         match self {
             Error::DeviceLost { .. } | Error::Poisoned { .. } | Error::Gpu { .. } => "device",
-            Error::BadLine { .. } | Error::NotAPool { .. } => "damaged",
+            Error::BadLine { .. } | Error::NotAPool { .. } | Error::HasContent { .. } => "damaged",
             Error::Fenced { .. } => "fenced",
             Error::Timeout { .. } => "timeout",
             Error::Full { .. } => "full",
@@ -92,16 +92,30 @@ pub enum Error {
     /// The name exists already.
     #[error("{} exists already", escaped(.0))]
     Exists(String),
+    /// A format would destroy what a device holds.
+    #[error(
+        "{}: it holds {found} (at byte {offset:#x}): a format overwrites it only when that is forced (cxlctl format --force), and then it \
+         is lost", escaped(.device)
+    )]
+    HasContent {
+        /// The device or file.
+        device: String,
+        /// Where on its part that is seen, in bytes.
+        offset: u64,
+        /// What it is, as far as it is known.
+        found: String,
+    },
     /// Hosts use the pool that a format would overwrite.
     #[error(
         "hosts use this pool (the heartbeats of slots {slots:?} move): end their processes first, or evict them (cxlctl format --force \
          --evict-hosts)"
     )]
     InUse { slots: Vec<u16> },
-    /// A format would overwrite a part of a pool whose other devices were not found, so that its hosts cannot be seen.
+    /// A format would overwrite a part of a pool whose other devices were not found, or a pool that this program does not know, so that its
+    /// hosts cannot be seen.
     #[error(
         "{device}: it is a part of pool {pool}, whose hosts cannot be seen ({reason}): erase that pool first, by a name of all its devices \
-         (cxlctl erase), or evict its hosts unseen (cxlctl format --force --evict-hosts)"
+         and with the program that formatted it (cxlctl erase), or evict its hosts unseen (cxlctl format --force --evict-hosts)"
     )]
     HostsUnseen { device: String, pool: String, reason: String },
     /// The pool was formatted again, or its device swapped, under this handle.

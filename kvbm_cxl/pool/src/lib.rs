@@ -137,7 +137,7 @@
 //! | variable | what it says | without it |
 //! |---|---|---|
 //! | `CXL_POOL` | devices of the pool ([`PoolSpec`](device::PoolSpec)): `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`; part of a device: `/dev/dax0.0,offset=64G,size=64G`; metadata on another device: `/dev/dax0.0,metadata=/dev/dax1.0` | required |
-//! | `CXL_MACHINE_ID` | identity of this machine: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
+//! | `CXL_MACHINE_ID` | identity of this machine: 32 hexadecimal digits, or any text, which is hashed, and which commands and metrics show. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path of a local directory where this machine's processes find each other | `/dev/shm/cxl-pool-UID` |
 //! | `CXL_SUSPECT_MS` | milliseconds of silence until a host is fenced; **equal on every host**. After a manager's machine died, lock grants resume within 1.5 times this value; waits without their own time-out last 3 times this value plus 5 s, at least 10 s | 1000 |
 //! | `CXL_POLL_US` | microseconds between looks for recalls and fences; may delay a contended lock by as much | 1000 |

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 mod apart;
+mod content;
+mod earlier;
 
 use super::*;
 use crate::line::{empty_line, verify_line};
@@ -85,7 +87,7 @@ fn open_read_only(spec: &PoolSpec) -> Result<Pool> {
 
 fn refusal(outcome: Result<Pool>) -> String {
     match outcome {
-        Err(Error::NotAPool { device, reason }) => format!("{device}: {reason}"),
+        Err(error @ (Error::NotAPool { .. } | Error::HasContent { .. })) => error.to_string(),
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("it opened"),
     }
@@ -261,7 +263,7 @@ fn format_refuses_what_is_not_empty_and_says_what_it_is() {
     }
     bench.patch(1, DEVICE_HEADER_BYTES - 1, &[1]);
     let reason = refusal(again(options()));
-    assert!(reason.contains("device1: it holds unknown data (from byte 0x1fffff on)"), "{reason}");
+    assert!(reason.contains("device1: it holds unknown data (at byte 0x1fffff)") && reason.contains("--force"), "{reason}");
     again(FormatOptions { force: true, ..options() }).unwrap();
     assert_eq!(bench.bytes()[1][DEVICE_HEADER_BYTES as usize - 1], 0);
     open(&bench.spec()).unwrap();

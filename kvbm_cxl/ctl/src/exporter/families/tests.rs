@@ -23,7 +23,7 @@ fn the_page_lists_what_is_exported() {
                 "cxl_pool_slots" | "cxl_pool_cells" | "cxl_pool_cell_chunks" => "{state}",
                 "cxl_pool_owned_cells" => "{slot,standing,state}",
                 "cxl_pool_awaited_bytes" => "{slot}",
-                "cxl_pool_host_info" => "{slot,machine,state,standing}",
+                "cxl_pool_host_info" => "{slot,machine,name,state,standing}",
                 name if name.starts_with("cxl_pool_seat_") => "{seat}",
                 name if name.starts_with("cxl_pool_host_") => "{slot}",
                 _ => "",
