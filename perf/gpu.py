@@ -153,7 +153,7 @@ def main():
     parser = argparse.ArgumentParser(description="The path between a GPU and the pool, verified and timed.")
     parser.add_argument("--look", action="store_true", help="name the GPU, and exit with 1 if there is none")
     parser.add_argument("--pool", type=Path, default=Path("/dev/shm/kvbm-cxl-perf-gpu"), help="a file that is made and removed")
-    parser.add_argument("--dry", action="store_true", help="small sizes, and tensors of the CPU if PyTorch has no CUDA: tries the program itself")
+    parser.add_argument("--dry", action="store_true", help="small sizes, and tensors of the CPU if PyTorch has no CUDA")
     parser.add_argument("--part", choices=PARTS, help="only this part, in this process")
     parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of gpu.py share: the pool, sizes, figures, and blocks in memory of the GPU. A line of a part begins with RATIO, ROW (label,
-value, aim) or LEFT_OUT, or is text."""
+"""Shared by the parts of gpu.py: the pool, sizes, figures, and blocks in memory of the GPU. A line that a part prints begins with RATIO,
+ROW (label, value, aim) or LEFT_OUT, or is text."""
 
 import json
 import random

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NIXL between the memory of a GPU in two processes: backend CXL, staged through the pool, next to UCX. Used by gpu.py.
 
-Each backend has two processes of its own, so that one that cannot use the memory ends alone: it is left out. `nixl_vram_read_1m_ucx_over_cxl`
-is the time of a READ of 16 pieces of 1 MiB by UCX divided by that by CXL; above 1 CXL is faster. `..._of_link` is the rate of CXL divided by
-that of the link. The bytes of every transfer are compared outside of its time.
+Each backend has two processes of its own, so that one that cannot use the memory ends alone: it is left out.
+`nixl_vram_read_1m_ucx_over_cxl` is the time of a READ of 16 pieces of 1 MiB by UCX divided by that by CXL; above 1 CXL is faster.
+`..._of_link` is the rate of CXL divided by that of the link. The bytes of every transfer are compared outside of its time.
 """
 
 import hashlib

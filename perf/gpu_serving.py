@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first token of a prompt by a model of the shape of Llama 3.1 8B with random weights: computed, or with its blocks from the pool. Used by
-gpu.py.
+"""The first token of a prompt by a model of the shape of Llama 3.1 8B with random weights: computed, or with its blocks from the pool.
+Used by gpu.py.
 
 One process computes prompts of 8192 and 32768 tokens and publishes their blocks. Another one pulls them to other block numbers, compares a
 digest of each piece of each block, and computes the last token of the prompt alone, as an engine does after a hit of the whole prompt.
@@ -196,7 +196,8 @@ def decode(model, spec, ns, prompts):
                     continue
                 call_s, first_s = _pulled(model, cache, ns, tokens, found, True)
                 ratio(f"first_token_{tokens}_queued_pool_over_computed", first_s / found["computed_s"])
-                row(f"first token, {tokens} tokens, queued: over computed", f"{first_s / found['computed_s']:.3f} (call {1e3 * call_s:.2f} ms)")
+                text = f"{first_s / found['computed_s']:.3f} (call {1e3 * call_s:.2f} ms)"
+                row(f"first token, {tokens} tokens, queued: over computed", text)
 
 
 def measure(bench):
@@ -217,6 +218,6 @@ def measure(bench):
     prompts = dict(json.loads(line.removeprefix("PREFILL ")) for line in lines if line.startswith("PREFILL "))
     for tokens, found in prompts.items():
         rate = tokens // BLOCK_TOKENS * block_bytes / found["publish_s"] / 1e9
-        say(f"{tokens} tokens: computed in {1e3 * found['computed_s']:.1f} ms, published in {1e3 * found['publish_s']:.1f} ms, {rate:.1f} GB/s")
+        say(f"{tokens} tokens: computed in {1e3 * found['computed_s']:.1f} ms, published with {rate:.1f} GB/s")
     for line in bench.second("decode", json.dumps(prompts)):
         say(line)

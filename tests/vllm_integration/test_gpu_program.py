@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of `make perf-gpu` that need PyTorch, over tensors of a CPU: the connector's worker, with vLLM and without it, and the first tokens of
-a model."""
+"""The parts of `make perf-gpu` that need PyTorch, over tensors of a CPU: the connector's worker, with vLLM and without it, and the first
+tokens of a model."""
 
 import os
 import subprocess
