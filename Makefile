@@ -151,6 +151,13 @@ $(VERSIONS:%=.venv/versions/%/installed): .venv/versions/%/installed: scripts/re
 	$(STEP) 'NVRTC' scripts/setup scripts/requirements/gpu.lock .venv/gpu
 	@touch $@
 
+# For the Python of machines with GPUs, which is not that of .venv.
+.venv/gpu-kit/installed: scripts/requirements/gpu-kit.lock | .venv/installed
+	@rm -rf .venv/gpu-kit
+	$(STEP) 'NIXL for the kit' .venv/bin/uv pip install --quiet --no-deps --require-hashes --python .venv/bin/python --python-version 3.12 \
+		--target .venv/gpu-kit -r $<
+	@touch $@
+
 .venv/aiperf/installed: scripts/requirements/aiperf.lock scripts/setup | .venv/installed
 	$(STEP) "AIPerf's synthesizer" scripts/setup scripts/requirements/aiperf.lock .venv/aiperf
 	@touch $@
@@ -180,7 +187,7 @@ SETUP_sglang := .venv/sglang/installed
 SETUP_deploy := .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed
 SETUP_apiserver := .venv/deploy/installed .venv/etcd-installed .venv/deploy/apiserver/installed
 SETUP_s3 := .venv/s3/installed
-SETUP_gpu := .venv/gpu/installed
+SETUP_gpu := .venv/gpu/installed .venv/gpu-kit/installed
 SETUP_aiperf := .venv/aiperf/installed
 SETUP_ucx := .venv/ucx/installed
 SETUP_cross := .venv/cross/installed
@@ -230,7 +237,7 @@ python-extension: build ## Build the compiled part of the Python package into py
 	$(STEP) 'Python extension' scripts/python-extension
 
 .PHONY: gpu-kit
-gpu-kit: python-package ## Pack what a machine with a GPU and nothing else needs to try and time the GPU path, in target/gpu-kit.tar.gz: at most 60 MiB
+gpu-kit: python-package ## Pack what a machine with a GPU and nothing else needs to try and time the GPU path, in target/gpu-kit.tar.gz: at most 64 MiB
 	$(STEP) 'kit for a machine with a GPU' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/gpu-kit target/gpu-kit
 
 .PHONY: build-member

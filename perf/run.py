@@ -91,20 +91,28 @@ def machine():
 
 
 def revision():
-    """Commit of the checkout, marked where files differ from it."""
+    """Commit of the checkout, marked where files differ from it; of a kit that of the checkout which made it."""
+    if (stamp := Path(__file__).with_name("commit")).exists():
+        return stamp.read_text().strip()
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def write_record(folder, name, command, ratios, printed, date, machine):
+    """Writes the record of a run to the folder; returns its path."""
+    known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine}
+    path = folder / f"{date:%Y-%m-%dT%H%MZ}-{name}.json"
+    record = known | {"command": shlex.join(map(str, command)), "ratios": ratios, "printed": printed}
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
 
 
 def keep(name, command, ratios, printed, date):
     """Writes the record of a run in the place of the earlier one of this machine, and the summary; returns the record's path."""
     folder = PERF / "records"
     folder.mkdir(parents=True, exist_ok=True)
-    known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine()}
-    record = known | {"command": shlex.join(command), "ratios": ratios, "printed": printed}
-    path = folder / f"{date:%Y-%m-%dT%H%MZ}-{name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    path = write_record(folder, name, command, ratios, printed, date, machine())
     latest = {path for path, _ in latest_records().values()}
     for superseded in set(folder.glob("*.json")) - latest:
         superseded.unlink()
@@ -117,7 +125,8 @@ def latest_records():
     latest = {}
     for path in sorted((PERF / "records").glob("*.json")):
         record = json.loads(path.read_text())
-        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
+        of = record["machine"]
+        latest[record["name"], ", ".join([of["cpu"], f"{of['cores']} cores", *([of["gpu"]] if "gpu" in of else [])])] = path, record
     return latest
 
 
