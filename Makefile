@@ -292,7 +292,7 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py tests/versions/test_interface.py
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py tests/versions/test_interface.py tests/versions/test_settings_of_versions.py
 
 .PHONY: test-python
 test-python: build build-lab python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes, on S3 after `make setup-s3`; the lab's own parts
