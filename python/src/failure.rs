@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 /// Why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The library's reason.
     Pool(Error),
     /// A block that was not published: which bound, and the library's words.
     Refused(&'static str, String),
@@ -37,7 +36,6 @@ impl Failure {
         Failure::Own("ForkedError", "forked", format!("{what} was opened by the parent of this process: {advice}"))
     }
 
-    /// An argument that can never work.
     pub fn invalid(message: impl Into<String>) -> Self {
         Failure::Own("InvalidError", "invalid", message.into())
     }

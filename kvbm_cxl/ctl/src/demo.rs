@@ -21,7 +21,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const NAMESPACE: Namespace = Namespace(*b"cxlctl demo     ");
-/// Size of a block, in bytes.
 const BLOCK_BYTES: usize = 64 << 10;
 /// Blocks that are exchanged, if the pool has cells for twice as many.
 const BLOCKS: u64 = 128;
@@ -68,7 +67,6 @@ fn no_pool(error: cxl_pool::Error) -> Failure {
     }
 }
 
-/// `cxlctl demo`.
 pub fn run(pool: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
     let (_file, name) = match pool {
         Some(name) => (None, name.to_owned()),

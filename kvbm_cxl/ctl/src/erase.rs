@@ -11,7 +11,6 @@ use cxl_pool::escaped;
 use cxl_pool::pool::{FormatOptions, Pool};
 use serde_json::json;
 
-/// `cxlctl erase`.
 pub fn run(pool: Option<&str>, args: &EraseArgs, out: &mut Out) -> Result<Exit, Failure> {
     let spec = spec(pool)?;
     if !args.force && !args.evict_hosts {

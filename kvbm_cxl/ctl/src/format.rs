@@ -3,6 +3,7 @@
 
 use crate::cli::{Coherence, FormatArgs};
 use crate::info;
+use crate::model::cell_bytes_of;
 use crate::output::{Exit, Failure, Out};
 use crate::pool::spec;
 use cxl_pool::device::{Access, DevicePart, PoolSpec, Sysfs, parse_size};
@@ -48,11 +49,16 @@ pub fn cells(text: &str) -> Result<Cells, String> {
 /// The areas that the options ask for, smallest cells first.
 fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     let mut areas = Vec::new();
+    if let Some(model) = &args.model {
+        let cell_bytes = cell_bytes_of(model, &args.engine)?;
+        areas.push(CellArea { cell_bytes, share: Share::Percent(DEFAULT_SHARE) });
+    }
+    let count = areas.len() + args.cells.len();
     for cells in &args.cells {
         match *cells {
-            Cells::None if args.cells.len() == 1 => return Ok(Vec::new()),
+            Cells::None if count == 1 => return Ok(Vec::new()),
             Cells::None => return Err(Failure::usage("--cells none stands alone")),
-            Cells::Area { share: None, .. } if args.cells.len() > 1 => {
+            Cells::Area { share: None, .. } if count > 1 => {
                 return Err(Failure::usage("give each of several --cells its share, such as 64K:20%"));
             }
             Cells::Area { cell_bytes, share } => {
@@ -62,7 +68,7 @@ fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     }
     areas.sort_by_key(|area| area.cell_bytes);
     let fits = |len_bytes: u64| len_bytes / 100 * u64::from(DEFAULT_SHARE) / DEFAULT_CELL_BYTES >= LEAST_CELLS;
-    if args.cells.is_empty() && fits(len_bytes(spec)) {
+    if count == 0 && fits(len_bytes(spec)) {
         areas.push(CellArea { cell_bytes: DEFAULT_CELL_BYTES, share: Share::Percent(DEFAULT_SHARE) });
     }
     Ok(areas)

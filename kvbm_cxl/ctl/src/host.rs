@@ -23,7 +23,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// shut down ends all of them at once.
 const PATIENCE: u64 = 4;
 
-/// `cxlctl host`.
 pub fn run(pool: Option<&str>, args: &HostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {

@@ -110,7 +110,6 @@ impl Scratch {
         self.offset
     }
 
-    /// How much, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -128,7 +127,6 @@ impl Scratch {
     }
 }
 
-/// The lines of scratch memory.
 pub fn lines(memory: &MappedMemory, layout: &Arc<Layout>) -> Lines {
     Lines::new(memory.memory.clone(), layout.clone(), &SEED, 1)
 }

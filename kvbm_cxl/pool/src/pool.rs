@@ -15,7 +15,7 @@ pub use neighbours::{PoolOnDevice, pools_on, refuse_overlap};
 
 use crate::alloc;
 use crate::cache;
-use crate::coherence::{Coherence, CoherenceOptions, FaultMap, LineSum, MappedMemory, Mapping, over_mapping};
+use crate::coherence::{Coherence, CoherenceOptions, FaultMap, MappedMemory, Mapping, over_mapping};
 use crate::device::{Access, Device, DeviceInfo, DevicePart, PoolSpec, Sysfs, is_in_memory, map, map_ahead, map_header, mapping_limit};
 use crate::error::{Error, Result};
 use crate::host::{Hooks, Host, HostConfig};
@@ -439,80 +439,17 @@ fn read_only() -> Error {
 struct ReadOnly(Arc<dyn Coherence>);
 
 impl Coherence for ReadOnly {
-    fn len_bytes(&self) -> u64 {
-        self.0.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.0.load_line(offset)
-    }
+    crate::coherence::forward_coherence!(
+        0: len_bytes load_line flush_line fence_stores fence_all fence_loads flush_range prefetch_lines copy_out copy_out_streaming
+            store_streaming keeps_lines_whole sums_copies copy_out_summed check address device_address
+    );
 
     fn write_line(&self, _offset: u64, _line: &Line) -> Result<()> {
         Err(read_only())
     }
 
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.0.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.0.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.0.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.0.fence_loads();
-    }
-
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.0.flush_range(offset, len_bytes)
-    }
-
-    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
-        self.0.prefetch_lines(offsets)
-    }
-
     fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<()> {
         Err(read_only())
-    }
-
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.0.copy_out(offset, destination)
-    }
-
-    fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.0.copy_out_streaming(offset, destination)
-    }
-
-    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
-        self.0.store_streaming(source, destination);
-    }
-
-    fn keeps_lines_whole(&self) -> bool {
-        self.0.keeps_lines_whole()
-    }
-
-    fn sums_copies(&self) -> bool {
-        self.0.sums_copies()
-    }
-
-    fn copy_out_summed(&self, offset: u64, destination: &mut [u8], sum: &mut LineSum) -> Result<()> {
-        self.0.copy_out_summed(offset, destination, sum)
-    }
-
-    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.0.check(offset, len_bytes)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
-        self.0.address(offset, len_bytes)
-    }
-
-    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
-        self.0.device_address(offset, len_bytes)
     }
 }
 

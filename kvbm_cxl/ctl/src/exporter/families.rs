@@ -105,7 +105,6 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
     of_cells(&cells.cloned().unwrap_or_default(), &mut out);
 }
 
-/// Metrics of the cells.
 fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
     out.family("cxl_pool_cells", Kind::Gauge, "Cells of the prefix cache by state.");
     for state in CellState::ALL.into_iter().filter(|_| cells.cells.total() > 0) {

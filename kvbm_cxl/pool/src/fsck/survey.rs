@@ -9,31 +9,19 @@ use crate::lock::LockId;
 use crate::media::*;
 use crate::platform::MachineId;
 
-/// How a slot stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotState {
-    /// It is free.
-    Free,
-    /// A machine was given it and has not finished joining.
-    Joining,
-    /// A host has it.
-    Live,
-    /// Its host left.
-    Left,
-    /// Its lines do not tell.
-    Unreadable,
-}
-
-impl SlotState {
-    /// In a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            SlotState::Free => "free",
-            SlotState::Joining => "joining",
-            SlotState::Live => "live",
-            SlotState::Left => "left",
-            SlotState::Unreadable => "unreadable",
-        }
+crate::named::named_enum! {
+    /// How a slot stands.
+    SlotState {
+        /// It is free.
+        Free = "free",
+        /// A machine was given it and has not finished joining.
+        Joining = "joining",
+        /// A host has it.
+        Live = "live",
+        /// Its host left.
+        Left = "left",
+        /// Its lines do not tell.
+        Unreadable = "unreadable",
     }
 }
 

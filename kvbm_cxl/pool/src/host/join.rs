@@ -273,7 +273,8 @@ impl Inner {
             }
             // What cannot be read proves nothing; another slot may be free.
             let identity: Option<Identity> = if_whole(self.lines.fetch(slot as u64))?;
-            let left = identity.is_some_and(|found| found.state == Identity::LEFT && found.incarnation == binding.incarnation);
+            let is_its = |found: &Identity| found.incarnation == binding.incarnation || mutant!("join.any_departure_is_proof");
+            let left = identity.is_some_and(|found| found.state == Identity::LEFT && is_its(&found));
             if mutant!("join.suspicion_is_proof") && self.fenced_up_to(slot as u32)? >= binding.incarnation {
                 return Ok(true);
             }

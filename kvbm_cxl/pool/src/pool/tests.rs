@@ -414,36 +414,16 @@ impl Stops {
 }
 
 impl Coherence for Stops {
-    fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
-    }
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.memory.load_line(offset)
-    }
+    crate::coherence::forward_coherence!(memory: len_bytes load_line flush_line fence_stores fence_all fence_loads flush_range copy_out);
+
     fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
         self.step().and_then(|()| self.memory.write_line(offset, line))
     }
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.memory.flush_line(offset)
-    }
-    fn fence_stores(&self) {
-        self.memory.fence_stores();
-    }
-    fn fence_all(&self) {
-        self.memory.fence_all();
-    }
-    fn fence_loads(&self) {
-        self.memory.fence_loads();
-    }
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.memory.flush_range(offset, len_bytes)
-    }
+
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         self.step().and_then(|()| self.memory.copy_in(offset, source))
     }
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.memory.copy_out(offset, destination)
-    }
+
     fn address(&self, _offset: u64, _len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
         None
     }
