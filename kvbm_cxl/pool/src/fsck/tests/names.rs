@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of machines in a pool that anyone may have written.
+//! Names of machines in a pool whose lines may hold any bytes.
 
 use super::*;
 use crate::host::{MAX_NAME_BYTES, NameLine, machine_name, name_lines, publish_name};
@@ -39,7 +39,7 @@ fn a_name_of_two_incarnations_is_none() {
 }
 
 #[test]
-fn no_name_of_another_pool_or_of_nobody_is_shown() {
+fn no_name_of_another_pool_and_no_empty_name_is_shown() {
     let lines = in_use();
     let foreign = Lines::new(lines.memory().clone(), lines.layout().clone(), &UUID, 2);
     publish(&foreign, 1, 2, "foreign");

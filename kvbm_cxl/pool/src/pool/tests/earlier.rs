@@ -10,8 +10,10 @@ const LOCKS: u64 = 200;
 /// Summary lines of a slot: a version of 24 request lines, with 6 locks each, in each.
 const SUMMARY_LINES: u64 = 2;
 
-/// Versions before this one, with what their regions after the first sixteen are: number and lines.
-const VERSIONS: [((u16, u16), u64, &[(u32, u64)]); 3] =
+/// A version before this one: number, incompat bits, and its regions after the first sixteen, by number and lines.
+type Version = ((u16, u16), u64, &'static [(u32, u64)]);
+
+const VERSIONS: [Version; 3] =
     [((1, 0), 0, &[]), ((2, 0), 0, &[(17, 4 * SLOTS), (23, 32), (24, 16), (25, 64)]), ((2, 1), 1, &[(17, 10 * SLOTS), (23, 32)])];
 
 /// A pool of an earlier version over the files of a bench.
