@@ -24,6 +24,9 @@ _DEEPSEEK = {
 _V2 = {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax", "n_group": 1, "topk_group": 1}
 _V3 = {**_DEEPSEEK, "q_lora_rank": 1536, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 4, "topk_group": 2}
 _YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+_YARN |= {"beta_fast": 32.0, "beta_slow": 1.0}
+_GLM = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
+_GLM |= {"norm_topk_prob": True, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "pad_token_id": 0}
 
 
 def _model(architecture: str, model_type: str, layers: int, hidden: int, heads: int, kv_heads: int | None, **more) -> dict[str, Any]:
@@ -57,6 +60,7 @@ SHAPES = {
     "phi 3": _model("Phi3ForCausalLM", "phi3", 32, 3072, 32, 32, sliding_window=2047, pad_token_id=0),
     "granite 3": _model("GraniteForCausalLM", "granite", 40, 2048, 32, 8),
     "glm 4 9B": _model("Glm4ForCausalLM", "glm4", 40, 4096, 32, 2, pad_token_id=0),
+    "glm 4.5 air": _model("Glm4MoeForCausalLM", "glm4_moe", 46, 4096, 96, 8, head_dim=128, **_GLM),
     "olmo 2": _model("Olmo2ForCausalLM", "olmo2", 32, 4096, 32, 8),
     "gemma 2": _model("Gemma2ForCausalLM", "gemma2", 42, 3584, 16, 8, sliding_window=4096),
     "gemma 3 27B": _model("Gemma3ForCausalLM", "gemma3_text", 62, 5376, 32, 16, head_dim=128, sliding_window=1024),

@@ -8,6 +8,7 @@ from pathlib import Path
 import kvbm_cxl
 import pytest
 import tiny_models
+import torch
 from kvbm_cxl.programs import cxlctl_path
 from kvbm_cxl.vllm_integration.geometry import cache_tensors, cell_parts
 from layouts import Layout, layout_of
@@ -15,6 +16,12 @@ from model_shapes import SHAPES
 
 # Lazily made zeros: only shapes and strides are used.
 MEMORY_BYTES = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def without_avx512_bf16(monkeypatch):
+    """With these instructions vLLM's CPU build keeps states in 32 bits, whatever the model says."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
 
 
 def _cells(model: Path, *options: str) -> dict:
@@ -61,7 +68,7 @@ def test_groups_of_each_family(folder, name):
 
 
 RANKS = (("llama 3.1 8B", 4), ("llama 3.1 8B", 16), ("gemma 3 27B", 8), ("deepseek v3", 8))
-RANKS_OF_STATES = (("qwen3-next 80B", 4), ("nemotron-h 8B", 16), ("granite 4 h", 4))
+RANKS_OF_STATES = (("qwen3-next 80B", 4), ("nemotron-h 8B", 8), ("granite 4 h", 4))
 
 
 @pytest.mark.parametrize(("name", "tp"), [*RANKS, *RANKS_OF_STATES])

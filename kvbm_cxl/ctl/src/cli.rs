@@ -62,7 +62,7 @@ pub enum Command {
     /// Show the size of a model's KV blocks, which is the size of cells for it
     ///
     /// Divides the layers into KV cache groups as vLLM 0.31 does, and prints the tokens and bytes of a block of each. Drafts of speculative
-    /// decoding are not counted.
+    /// decoding and --mamba-ssm-cache-dtype are not counted.
     Cells(CellsArgs),
     /// Erase a pool and free its device range
     Erase(EraseArgs),

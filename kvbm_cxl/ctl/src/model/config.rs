@@ -265,10 +265,10 @@ impl Numbers<'_> {
         Ok(states.saturating_add(inputs))
     }
 
-    /// Groups of a Mamba 2 layer over all ranks: each rank has those of its heads.
+    /// Groups of a Mamba 2 layer over all ranks, of which each has a copy of a single one.
     fn state_groups(&self, key: &'static str) -> Result<u64, ModelError> {
         let groups = self.get(key)?;
-        Ok(if groups.is_multiple_of(self.tp) { groups } else { self.tp })
+        if groups == 1 { Ok(self.tp) } else { self.divided(key, groups).map(|_| groups) }
     }
 
     /// Bytes of a number of the state.

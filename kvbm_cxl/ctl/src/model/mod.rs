@@ -35,9 +35,7 @@ pub enum ModelError {
         known: String,
     },
     /// The checkpoint asks for a KV cache of a type that is not known.
-    #[error(
-        "the KV cache is quantized as {asked}, whose size is not known: read it from an engine's log (\"CxlConnector: ... cells of N bytes\")"
-    )]
+    #[error("the KV cache is quantized as {asked}, whose size is not known: an engine logs it (\"CxlConnector: ... cells of N bytes\")")]
     UnknownCache {
         /// What config.json says.
         asked: String,

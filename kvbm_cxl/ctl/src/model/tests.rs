@@ -85,6 +85,11 @@ fn what_is_not_known_or_wrong_is_refused_with_the_reason() {
     for types in [json!(["full_attention"]), json!(["full_attention", "other"]), json!(["full_attention", 3])] {
         assert!(matches!(gemma(types), Err(ModelError::Wrong { key: "layer_types", .. })));
     }
+    let nemotron = json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M-*", "mamba_num_heads": 128, "mamba_head_dim": 64,
+        "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4});
+    let of_ranks = |tp| kv_cache(&with(llama(), nemotron.clone()), tp, false).map(|cache| cache.state_bytes);
+    assert_eq!(of_ranks(8), Ok((128 * 64 + 2 * 8 * 128) / 8 * 3 * 2 + 128 / 8 * 64 * 128 * 4));
+    assert_eq!(of_ranks(16), Err(ModelError::Indivisible { key: "n_groups", number: 8, tp: 16 }));
     for config in [json!(null), json!([]), json!({"text_config": 3}), json!("llama")] {
         assert!(matches!(kv_cache(&config, 1, false), Err(ModelError::Unknown { .. })), "{config}");
     }
