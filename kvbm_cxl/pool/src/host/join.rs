@@ -4,7 +4,7 @@
 use super::hooks::{self, Hooks, Work};
 use super::local_mutex::Asker;
 use super::segment::{Segment, state};
-use super::{Host, HostConfig, Inner, witness};
+use super::{Host, HostConfig, Inner, names, witness};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::{DEVICE_HEADER_BYTES, INTENTS, JOINBOXES, MAX_NUMBER};
@@ -384,6 +384,11 @@ impl Inner {
         }
         for line in 0..self.geometry().summary_lines() {
             self.publish_summary(line)?;
+        }
+        let name = self.platform.name();
+        if !name.is_empty() {
+            // For people alone: a name that cannot be written keeps no host out.
+            let _ = names::publish_name(&self.lines, slot, binding.incarnation, name.as_bytes());
         }
         self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
         point!("join.live");
