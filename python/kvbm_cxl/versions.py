@@ -11,7 +11,7 @@ WINDOWS: dict[str, tuple[str, str]] = {
     "lmcache": ("0.5.6", "0.5.8"),
     "sglang": ("0.5.23", "0.5.24"),
 }
-"""Package -> first version, and the first that is too new. pyproject.toml says the same; tests/versions/records has each version's interface."""
+"""Package -> first version, and the first that is too new. pyproject.toml says the same; tests/versions/records has the interfaces."""
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ def check(package: str, version: str) -> None:
     if end and not release(first) <= release(version) < release(end):
         *head, last = release(end)
         newest = ".".join(map(str, (*head, last - 1)))
-        raise ConfigError(f"{package} {version} is outside the versions that kvbm_cxl is tested with ({first} to {newest}): install one of these")
+        raise ConfigError(f"kvbm_cxl is tested with {package} {first} to {newest}, not with {version}: install one of these versions")
 
 
 def check_imported(package: str) -> None:

@@ -57,9 +57,8 @@ contexts: [{{name: test, context: {{cluster: test, user: test, namespace: {names
 
 
 def install(connection, namespace, **changes):
-    return connection.install(
-        str(charts.CHART), charts.RELEASE, charts.values(**changes), namespace=namespace, create_namespace=True, timeout=120, wait="hookOnly"
-    )
+    options = {"namespace": namespace, "create_namespace": True, "timeout": 120, "wait": "hookOnly"}
+    return connection.install(str(charts.CHART), charts.RELEASE, charts.values(**changes), **options)
 
 
 def engines(objects):
@@ -157,7 +156,9 @@ kind: DynamoGraphDeployment
 metadata: {name: mine}
 spec:
   components:
-    - {name: worker, type: %s, podTemplate: {spec: {containers: [{name: main, image: mine, command: [python3], args: [-m, dynamo.vllm]%s}]}}}
+    - name: worker
+      type: %s
+      podTemplate: {spec: {containers: [{name: main, image: mine, command: [python3], args: [-m, dynamo.vllm]%s}]}}
     - {name: front, type: frontend}
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interfaces of other packages as this package uses them: read from sources, without importing anything.
 
-`uses` reads our files: names that are imported, methods that are overridden, arguments of calls, attributes that are read. `offers` reads one
-version of the other package and records what it has of them. `problems` compares the two. A record is one file of records/; a test compares
-every record with the package as it is, so that a new use or a new version shows what does not fit.
+`uses` reads our files: names that are imported, methods that are overridden, arguments of calls, attributes that are read. `offers` reads
+one version of the other package and records what it has of them. `problems` compares the two. A record is one file of records/; a test
+compares every record with the package as it is, so that a new use or a new version shows what does not fit.
 """
 
 import ast
@@ -175,7 +175,8 @@ class Sources:
         for path in sorted(self.root.glob("vllm/config/*.py")):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.ClassDef):
-                    fields = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and not re.search("ClassVar|InitVar", ast.dump(each.annotation))]
+                    typed = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+                    fields = [each.target.id for each in typed if not re.search("ClassVar|InitVar", ast.dump(each.annotation))]
                     found |= {node.name: " ".join(fields)} if fields else {}
         tree, _ = self.tree("vllm.envs")
         (table,) = [
@@ -201,12 +202,13 @@ def offers(root, package, version, used):
             names[name]["methods"] = {each: about["methods"][each] for each in sorted(wanted & set(about["methods"]) - {"__init__"})}
             if name in used.calls:
                 names[name]["call"] = about["methods"].get("__init__") or {
-                    "args": list(about["fields"]), "required": sum(not has for has in about["fields"].values()), "keywords": [], "needed": [],
-                    "any": [not about["fields"]] * 2,
+                    "args": list(about["fields"]), "required": sum(not has for has in about["fields"].values()),
+                    "keywords": [], "needed": [], "any": [not about["fields"]] * 2,
                 }  # fmt: skip
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name in used.calls:
             names[name]["call"] = signature(node, False)
-    record = {"package": package, "version": version, "names": names, "attributes": sorted(sources.attributes(package) & set(used.attributes))}
+    attributes = sorted(sources.attributes(package) & set(used.attributes))
+    record = {"package": package, "version": version, "names": names, "attributes": attributes}
     return record | ({"settings": sources.settings()} if package == "vllm" else {})
 
 
@@ -236,7 +238,8 @@ def problems(used, record, oldest):
     for name, classes in used.overrides.items():
         offered = names.get(name, {})
         for place, methods in classes:
-            ours = set(methods) | {each for base, found_in in used.overrides.items() if base != name for at, more in found_in if at == place for each in more}
+            others = [more for base, found_in in used.overrides.items() if base != name for at, more in found_in if at == place]
+            ours = set(methods).union(*others)
             found += [f"{place} lacks {each}, which is abstract in {name}" for each in offered.get("abstract", ()) if each not in ours]
             for method, theirs in offered.get("methods", {}).items():
                 if method in methods and (problem := _override_problem(methods[method], theirs)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of vLLM's configuration shapes the bytes of a block: the other list is `kvbm_cxl.vllm_integration.harmless_settings`."""
 
-# Fields of vLLM 0.31 to 0.33 that shape blocks, by configuration class. A field that is neither here nor in `harmless_settings` is not classified.
+# Fields of vLLM 0.31 to 0.33 that shape blocks, by configuration class. One that is neither here nor in `harmless_settings` is not read.
 SHAPE = {
     "VllmConfig": "model_config cache_config parallel_config scheduler_config device_config load_config attention_config mamba_config "
     "kernel_config lora_config diffusion_config quant_config compilation_config additional_config",
@@ -31,7 +31,7 @@ SHAPE = {
     "ScalarType": "exponent mantissa signed bias _finite_values_only nan_repr",
     "ScaleDesc": "dtype static group_shape",
 }
-# Environment variables of vLLM 0.31 to 0.33 that may shape blocks: by name precisions, quantization of activations, other models, other media.
+# Environment variables of vLLM 0.31 to 0.33 that may shape blocks: by name precisions, quantized activations, other models, other media.
 SHAPE_ENVIRONMENT = """
 VLLM_FLOAT32_MATMUL_PRECISION VLLM_CPU_INT4_W4A8 VLLM_VIDEO_LOADER_BACKEND VLLM_PLUGINS VLLM_USE_TRITON_AWQ VLLM_DISABLED_KERNELS
 VLLM_USE_HW_AGNOSTIC VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE VLLM_GDN_DECODE_KERNEL VLLM_USE_OINK_OPS

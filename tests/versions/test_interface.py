@@ -42,8 +42,9 @@ def test_both_ends_of_every_window_are_recorded():
             continue
         found = [each["version"] for each in interface.records(package)]
         assert found and all(versions.release(first) <= versions.release(each) < versions.release(end) for each in found), package
-        assert versions.release(found[0])[: len(versions.release(first))] == versions.release(first), f"{package}: its oldest version has no record"
-        assert versions.release(end) == versions.after(found[-1], len(versions.release(end))), f"{package}: its newest version has no record"
+        oldest, newest = versions.release(first), versions.release(end)
+        assert versions.release(found[0])[: len(oldest)] == oldest, f"{package}: its oldest version has no record"
+        assert versions.after(found[-1], len(newest)) == newest, f"{package}: its newest version has no record"
 
 
 @pytest.fixture
@@ -95,7 +96,8 @@ def test_calls_are_held_against_signatures(tmp_path):
 
 @pytest.mark.parametrize("package, version, fits", [("vllm", "0.31.0", True), ("vllm", "0.33.4+cpu", True), ("vllm", "0.33.1rc2", True),
                                                     ("vllm", "0.30.2", False), ("vllm", "0.34.0", False), ("vllm", "1.0", False),
-                                                    ("vllm", "0.1.dev1+gabc", False), ("vllm", "unknown", False), ("other", "9", True)])  # fmt: skip
+                                                    ("vllm", "0.1.dev1+gabc", False), ("vllm", "unknown", False),
+                                                    ("other", "9", True)])  # fmt: skip
 def test_a_version_outside_the_window_is_refused(package, version, fits):
     if fits:
         versions.check(package, version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every field of vLLM's configuration and every environment variable of each recorded version was read: it shapes blocks, or it is harmless."""
+"""Every field of vLLM's configuration and every environment variable of each recorded version shapes blocks, or is harmless."""
 
 import interface
 import pytest

@@ -121,7 +121,7 @@ fn fetch_best(lines: &Lines, number: u64) -> Result<Best> {
     let mut fetched = Vec::with_capacity(indexes.len());
     lines.fetch_many::<Record>(&indexes, &mut fetched)?;
     // A copy that cannot be read may be the highest one, so nothing can be said without it.
-    let absent = |copy: Result<Record>| if mutant!("objects.torn_copy_is_absent") { Ok(copy.unwrap_or(Record::zeroed())) } else { copy };
+    let absent = |copy: Result<Record>| if mutant!("objects.torn_copy_is_absent") { Ok(copy.unwrap_or_default()) } else { copy };
     let copies = fetched.into_iter().map(absent).collect::<Result<Vec<Record>>>()?;
     choose(number, &copies).map_err(|reason| Error::BadLine { region: Region::Record.name(), index: number, reason })
 }
