@@ -27,7 +27,7 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def structural(schema):
-    """A JSON schema as a CRD takes it: no references, one type for each node, no closed objects. The server itself refuses unknown fields."""
+    """A JSON schema as a CRD takes it: no references, one type for each node, no closed objects: the server refuses unknown fields."""
     if "$ref" in schema:
         return structural(charts.definitions()[schema["$ref"].rsplit("/", 1)[1]])
     found = [each.get("type") for each in schema.get("oneOf", ())] or [schema.get("type", "string" if "enum" in schema else "object")]
