@@ -33,7 +33,7 @@ GRIDS = {"1": (1, 1), "2_shards": (2, 1), "4_shards": (4, 1), "8_shards": (8, 1)
 ROUNDS, WARM_UP = 9, 2
 
 
-def mover_of(config, access, memory, writer, shards, slices):
+def mover_of(access, memory, writer, shards, slices):
     """Copies blocks of a KV cache as so many cells."""
 
     def cut(_name, tensor, within):
@@ -49,7 +49,7 @@ def mover_of(config, access, memory, writer, shards, slices):
             for parts in by_slice
         ]
         cells.append((namespace, tuple(layouts)))
-    return mover_for(config, access, cells), [namespace for namespace, _ in cells]
+    return mover_for(access, cells), [namespace for namespace, _ in cells]
 
 
 def main():
@@ -59,20 +59,20 @@ def main():
         config = ConnectorConfig.read({"pool": f"{folder}/pool"})
         access = pool_access.acquire(config)
         try:
-            ratios = measure(config, access)
+            ratios = measure(access)
         finally:
             access.release()
     print("RATIOS " + json.dumps(ratios))
 
 
-def measure(config, access):
+def measure(access):
     pages.HEAD_SIZE = HEAD_SIZE
     writer = pages.cpu_writer(torch.bfloat16)
     here, there = ([pages.empty(BLOCKS, HEADS, TOKENS, torch.bfloat16, (1, 2, 3), 2 * HEAD_SIZE) for _ in range(LAYERS)] for _ in "ab")
     for layer, tensor in enumerate(here):
         keys, values = pages.keys_and_values(BLOCKS * TOKENS, HEADS, torch.bfloat16, seed=layer)
         pages.written(writer, tensor, keys, values)
-    grids = {name: [mover_of(config, access, memory, writer, *grid) for memory in (here, there)] for name, grid in GRIDS.items()}
+    grids = {name: [mover_of(access, memory, writer, *grid) for memory in (here, there)] for name, grid in GRIDS.items()}
     times = {name: [] for name in GRIDS}
     for number in range(WARM_UP + ROUNDS):
         for name in GRIDS if number % 2 else reversed(GRIDS):
@@ -98,7 +98,7 @@ def one_round(access, here, there, source, target, slices, number):
     for tensor in there:
         tensor.zero_()
     begun_s = time.perf_counter()
-    outcomes = source.publish(batch, source.begin(batch))
+    outcomes = source.publish(batch, source.announce(batch))
     stored_s = time.perf_counter()
     reasons = target.pull(keys, places)
     loaded_s = time.perf_counter()

@@ -37,7 +37,7 @@ THREADS = 2
 def together(hosts, call, *arguments):
     """Has it done by all hosts at once; the longest time."""
     for host in hosts:
-        host.begin(call, *arguments)
+        host.send(call, *arguments)
     return max(host.answer() for host in hosts)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs a benchmark of perf/programs.toml, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has the
-latest run of each benchmark and machine, perf/SUMMARY.md a row of each. Earlier records are in the history.
+latest run of each benchmark and machine, perf/SUMMARY.md an item of each. Earlier records are in the history.
 
 A ratio compares two things measured in the same run, so that it survives a change of machine better than a time does.
 Exits with the program's status, or with 1 where there is nothing valid to report.
@@ -16,6 +16,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -24,10 +25,8 @@ PERF = ROOT / "perf"
 HEADING = """# Latest figures
 
 The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md).
-Compare ratios of one machine only. The record has all ratios and the output.
+Compare ratios of one machine only. The record has all ratios, the commit and the output.
 
-| benchmark | machine | main ratios | recorded | commit |
-|---|---|---|---|---|
 """
 # The ratios that the summary shows; of a benchmark that is not listed, the first ones.
 MAIN_RATIOS = {
@@ -138,7 +137,8 @@ def summary():
         ratios = record["ratios"]
         main = [key for key in MAIN_RATIOS.get(name, ratios) if key in ratios][:MOST_RATIOS]
         figures = ", ".join(f"`{key}` {ratios[key]:.4g}" for key in main)
-        rows.append(f"| {name} | {where} | {figures} | [{record['date']}](records/{path.name}) | {record['commit']} |\n")
+        item = f"- [{name}, {record['date'][:10]}](records/{path.name}), {where}: {figures}"
+        rows.append(textwrap.fill(item, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n")
     return HEADING + "".join(rows)
 
 

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared fixtures of the repository's own tests."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import tidy
+
+sys.path.append(str(Path(__file__).resolve().parent / "peers"))
 
 
 @pytest.fixture(scope="session")

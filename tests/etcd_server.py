@@ -3,32 +3,19 @@
 
 import base64
 import json
-import socket
 import ssl
 import subprocess
-import time
+import sys
 import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "peers"))
+
+from waiting import free_port, until  # noqa: E402
+
 ETCD = ROOT / ".venv/etcd/etcd"
 PATIENCE_S = 30
-
-
-def await_that(is_so, what):
-    """Waits until it is so, and gives what it is."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return found
-
-
-def free_port():
-    """A TCP port that no process listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Etcd:
@@ -58,7 +45,7 @@ class Etcd:
         command += self.tls
         self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
-            await_that(self.is_up, "etcd does not answer")
+            until(self.is_up, "etcd does not answer")
         except BaseException:
             self.stop()
             raise

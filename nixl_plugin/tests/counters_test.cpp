@@ -4,7 +4,6 @@
 //   counters_test                     all of it
 //   counters_test serve POOL FOLDER   as the other process: registers memory, tells its metadata by files, and stays
 #include "support/agents.h"
-#include "support/child.h"
 
 using namespace kvbm_cxl;
 using namespace testing;
@@ -48,7 +47,7 @@ uint64_t published(const Pool& pool, uint32_t slot, cxl_shm_counter counter) {
 }
 
 void await_published(const Pool& pool, uint32_t slot, const Expected& expected) {
-    auto deadline = std::chrono::steady_clock::now() + patience;
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(world::PATIENCE_S);
     while (true) {
         std::string wrong;
         for (auto [counter, value] : expected) {
@@ -129,7 +128,7 @@ void engines(const Folder& folder, const Options& options) {
     CHECK_OK(Pool::open(options, pool));
     uint32_t slot = pool->info().slot;
     tell(place + "/client", client->conn_info());
-    auto child = std::make_unique<Child>("two", std::vector<std::string>{"serve", options.pool, place});
+    auto child = std::make_unique<Child>(folder, "two", std::vector<std::string>{"serve", options.pool, place});
     std::string conn_info = hear(place + "/server");
     ConnInfo server;
     CHECK_OK(decode(conn_info, server));

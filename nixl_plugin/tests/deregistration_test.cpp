@@ -3,9 +3,7 @@
 // Memory in the pool that other processes copy to and from by themselves is given back, or its engine ends: while they copy, are stopped,
 // are killed, and have never been linked.
 #include "support/agents.h"
-#include "support/child.h"
 #include <optional>
-#include <sys/prctl.h>
 #include <sys/ptrace.h>
 
 using namespace kvbm_cxl;
@@ -186,9 +184,9 @@ void peers_that_copy_are_waited_for(const testing::Folder& folder, const std::st
     talk.offer("big", block);
     talk.offer("small", *little);
     talk.say("owner", owner.conn_info());
-    Child reader(machine, {"read_on", pool, talk.folder});
+    Child reader(folder, machine, {"read_on", pool, talk.folder});
     {
-        Child rester("one", {"rest", pool, talk.folder});
+        Child rester(folder, "one", {"rest", pool, talk.folder});
         auto pid = static_cast<pid_t>(std::stoi(talk.hear("rests")));
         stop(pid);
         auto since = std::chrono::steady_clock::now();
@@ -206,7 +204,7 @@ void peers_that_copy_are_waited_for(const testing::Folder& folder, const std::st
     }
     block.fill(salt_after);
     talk.hear("ended");
-    reader.finish();
+    reader.succeed();
 }
 
 /// A peer is stopped in the middle of a copy for longer than it takes to give it up. NIXL's agent does not tell the application that the
@@ -217,7 +215,7 @@ void a_peer_that_was_stopped_gets_no_wrong_bytes(const testing::Folder& folder, 
     Buffer block(owner, true, big, salt_before);
     talk.offer("big", block);
     talk.say("owner", owner.conn_info());
-    Child reader(machine, {"read_on", pool, talk.folder});
+    Child reader(folder, machine, {"read_on", pool, talk.folder});
     auto pid = static_cast<pid_t>(std::stoi(talk.hear("pid")));
     talk.say("go");
     talk.hear("posted");
@@ -228,7 +226,7 @@ void a_peer_that_was_stopped_gets_no_wrong_bytes(const testing::Folder& folder, 
     talk.hear("ended");
     // It lives, and has let go: now that is certain.
     await("a word of the peer", [&] { return deregister(owner, block) == NIXL_SUCCESS; });
-    reader.finish();
+    reader.succeed();
 }
 
 /// An engine ends that has not given back what it lent, and its application uses the memory for something else as soon as that returns: who
@@ -244,7 +242,7 @@ void an_engine_that_ends_takes_back_what_it_lent(const testing::Folder& folder, 
     Buffer block(owner, true, small, salt_before);
     talk.offer("small", block);
     talk.say("owner", owner.conn_info());
-    Child reader(machine, {"read_little_on", pool, talk.folder});
+    Child reader(folder, machine, {"read_little_on", pool, talk.folder});
     auto pid = static_cast<pid_t>(std::stoi(talk.hear("reads")));
     std::optional<HeldThreads> held;
     if (is_held_up)
@@ -255,7 +253,7 @@ void an_engine_that_ends_takes_back_what_it_lent(const testing::Folder& folder, 
     double took_s = seconds_since(since);
     talk.hear("ended");
     held.reset();
-    reader.finish();
+    reader.succeed();
     CHECK(is_held_up ? took_s >= 1 && took_s < 3 * SLOWER : took_s < 0.9 * SLOWER);
     CHECK((said.find("no word came from reader") != std::string::npos) == is_held_up);
     block.md = nullptr; // it has gone with the engine
@@ -288,7 +286,7 @@ void nothing_begins_without_a_link(const testing::Folder& folder, const std::str
     Talk talk = Talk::make(folder);
     Agent user("user", pool);
     talk.say("user", user.conn_info());
-    Child owner(machine, {"own", pool, talk.folder});
+    Child owner(folder, machine, {"own", pool, talk.folder});
     CHECK(user->loadRemoteConnInfo("owner", talk.hear("owner")) == NIXL_SUCCESS);
     Buffer near(user, false, small, 77);
     {
@@ -310,15 +308,13 @@ void nothing_begins_without_a_link(const testing::Folder& folder, const std::str
             CHECK(write.run() == NIXL_SUCCESS);
     }
     talk.say("end");
-    owner.finish();
+    owner.succeed();
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
     if (argc == 4) {
-        // A test that fails leaves no process behind.
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         Talk talk(argv[3]);
         std::string role = argv[1];
         if (role == "read_on")

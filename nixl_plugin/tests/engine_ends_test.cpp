@@ -4,7 +4,6 @@
 //   engine_ends_test                     all of it
 //   engine_ends_test serve POOL FOLDER   as the other process, which is stopped in the middle
 #include "support/agents.h"
-#include "support/child.h"
 
 using namespace kvbm_cxl;
 using namespace testing;
@@ -30,7 +29,7 @@ void with_transfers(const testing::Folder& folder, const std::string& pool, bool
     std::filesystem::create_directory(place);
     auto client = std::make_unique<Agent>("client", pool);
     tell(place + "/client", client->conn_info());
-    testing::Child child("one", {"serve", pool, place});
+    testing::Child child(folder, "one", {"serve", pool, place});
     CHECK((*client)->loadRemoteConnInfo("server", hear(place + "/server")) == NIXL_SUCCESS);
     Buffer near(*client, false, buffer_bytes, 2);
     std::shared_ptr<Registration> registration = static_cast<LocalMd*>(near.md)->registration;

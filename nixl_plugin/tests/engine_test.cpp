@@ -5,7 +5,6 @@
 //   engine_test                  all of it
 //   engine_test serve POOL NAME  as the other process: registers memory, tells its metadata by files, answers notifications
 #include "support/agents.h"
-#include "support/child.h"
 #include <random>
 
 using namespace kvbm_cxl;
@@ -316,7 +315,7 @@ void between_processes(const testing::Folder& folder, const std::string& pool, c
     std::filesystem::create_directory(place);
     Agent client("client", pool);
     tell(place + "/client", client.conn_info());
-    testing::Child child(machine, {"serve", pool, place});
+    testing::Child child(folder, machine, {"serve", pool, place});
     CHECK(client->loadRemoteConnInfo("server", hear(place + "/server")) == NIXL_SUCCESS);
     uint32_t salt = 100;
     for (bool is_far_pool : {false, true}) {
@@ -352,7 +351,7 @@ void between_processes(const testing::Folder& folder, const std::string& pool, c
         CHECK(client->unloadMD(md) == NIXL_SUCCESS);
     }
     CHECK(client->genNotif("server", "end") == NIXL_SUCCESS);
-    child.finish();
+    child.succeed();
     // It is gone: that is noticed, and said.
     testing::await("the end of the peer", [&] { return client->genNotif("server", "x") == NIXL_ERR_REMOTE_DISCONNECT; });
 }

@@ -30,9 +30,9 @@ struct Engine {
 
     explicit Engine(const std::string& agent, LinksOptions options = {}) : self{agent, random_engine_id()} {
         CHECK_OK(Links::create(pool, self, options, links));
-        links->on_borrow([this](uint64_t registration) { return lends && registration < 100; });
-        links->on_revoke([this](const std::string&, uint64_t) { return !is_used; });
-        links->on_close([this](const std::string&) { return is_used.load(); });
+        links->set_hooks({.may_lend = [this](uint64_t registration) { return lends && registration < 100; },
+                          .is_used = [this](const std::string&) { return is_used.load(); },
+                          .revoke = [this](const std::string&, uint64_t) { return !is_used; }});
     }
     void knows(const Engine& other) { CHECK_OK(links->add_peer(other.self.agent, other.self.engine_id)); }
     PeerState state_of(const Engine& other) const { return links->state_of(other.self.engine_id); }

@@ -108,7 +108,7 @@ void those_that_wait_for_links_end(bool fails_early) {
         allocations_left = fails_early ? count : -1;
         for (size_t i = 0; i < begun.size(); ++i) {
             try {
-                (void)user.staged->start(plans[i % 2], Direction::write, std::nullopt, begun[i]);
+                (void)user.staged->start(plans[i % 2], Direction::write, begun[i]);
             } catch (const std::bad_alloc&) {
                 CHECK(!begun[i] || begun[i]->status() != NIXL_IN_PROG);
             }
@@ -172,7 +172,7 @@ void who_waits_to_borrow_is_told() {
     for (long count = 0; count < 100; ++count) {
         Engine owner("owner"), user("user", {}, without_thread());
         user.knows(owner);
-        owner.links->on_borrow([](uint64_t) { return true; });
+        owner.links->set_hooks({.may_lend = [](uint64_t) { return true; }});
         std::vector<std::shared_ptr<Loan>> loans;
         for (uint64_t i = 0; i < 3; ++i)
             loans.push_back(std::make_shared<Loan>(user.links->access_to(owner.self.engine_id), static_cast<uint64_t>(count) * 3 + i + 1));

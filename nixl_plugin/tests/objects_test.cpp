@@ -4,7 +4,7 @@
 //   objects_test                      all of it
 //   objects_test reads|races POOL     as the other host
 #include "objects/object.h"
-#include "support/child.h"
+#include "support/pools.h"
 #include <cstring>
 
 using namespace kvbm_cxl;
@@ -334,12 +334,12 @@ int main(int argc, char** argv) {
         publish(scene);
         refusals(scene);
         read_back(scene);
-        testing::Child("two", {"reads", options.pool}).finish();
+        testing::Child(folder, "two", {"reads", options.pool}).succeed();
         on_workers(options);
         written_by_another(options);
-        testing::Child other("two", {"races", options.pool});
+        testing::Child other(folder, "two", {"races", options.pool});
         race(scene, 1);
-        other.finish();
+        other.succeed();
     }
     return 0;
 }

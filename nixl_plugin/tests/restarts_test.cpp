@@ -4,7 +4,6 @@
 //   restarts_test                         all of it
 //   restarts_test serve POOL FOLDER TURN  as the agent in one of its lives
 #include "support/agents.h"
-#include "support/child.h"
 
 using namespace kvbm_cxl;
 using namespace testing;
@@ -33,25 +32,26 @@ void serve(const std::string& pool, const std::string& folder, const std::string
 
 /// The client, and the lives of the server.
 struct Lives {
+    const testing::Folder& place;
     std::string pool, folder;
     Agent client;
     std::unique_ptr<testing::Child> child;
 
-    Lives(const testing::Folder& place, std::string of) : pool(std::move(of)), folder(place.path("talk")), client("client", pool) {
+    Lives(const testing::Folder& in, std::string of) : place(in), pool(std::move(of)), folder(place.path("talk")), client("client", pool) {
         folder += std::to_string(random_id());
         std::filesystem::create_directory(folder);
         tell(folder + "/client", client.conn_info());
     }
     std::string told(const std::string& what, int turn) const { return hear(folder + "/" + what + std::to_string(turn)); }
     void begin(int turn) {
-        child = std::make_unique<testing::Child>("one", std::vector<std::string>{"serve", pool, folder, std::to_string(turn)});
+        child = std::make_unique<testing::Child>(place, "one", std::vector<std::string>{"serve", pool, folder, std::to_string(turn)});
     }
     void kill() { child.reset(); }
     void end(int turn) {
         CHECK(client->genNotif("server", "end") == NIXL_SUCCESS);
         CHECK(next_note(client).second == "got end");
         tell(folder + "/end" + std::to_string(turn), "");
-        child->finish();
+        child->succeed();
     }
 };
 

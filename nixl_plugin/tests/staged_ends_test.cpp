@@ -17,8 +17,7 @@ void a_canceled_transfer_touches_nothing_afterwards() {
     for (int round = 0; round < 40; ++round) {
         Direction direction = round % 2 ? Direction::read : Direction::write;
         auto here = std::make_unique<Heap>(SIZE);
-        auto transfer =
-            pair.a.start(pair.b, direction, {here->memory}, {{here->address(), there.address(), SIZE, registration, 0}}, "done");
+        auto transfer = pair.a.start(pair.b, direction, {here->memory}, {{here->address(), there.address(), SIZE, registration, 0}});
         uint64_t until = now_ns() + random() % 2'000'000;
         while (now_ns() < until)
             pair.a.links->progress();
@@ -50,12 +49,12 @@ void a_start_that_throws_has_begun_nothing() {
     CHECK_OK(Plan::make(pair.b.self.engine_id, {here.memory}, std::vector<Range>{{here.address(), there.address(), SIZE, registration, 0}},
                         plan));
     bool has_thrown = false;
-    pair.a.links->on_tick([&] { throw std::bad_alloc(); });
+    pair.a.links->set_hooks({.tick = [] { throw std::bad_alloc(); }});
     CHECK(wait_until([&] { return has_thrown; },
                      [&] {
                          std::shared_ptr<Transfer> transfer;
                          try {
-                             (void)pair.a.staged->start(plan, Direction::write, {}, transfer);
+                             (void)pair.a.staged->start(plan, Direction::write, transfer);
                          } catch (const std::bad_alloc&) {
                              has_thrown = true;
                              CHECK(transfer->status() != NIXL_IN_PROG);
@@ -63,7 +62,7 @@ void a_start_that_throws_has_begun_nothing() {
                          pair.a.staged->cancel(*transfer);
                          pair.b.links->progress();
                      }));
-    pair.a.links->on_tick(nullptr);
+    pair.a.links->set_hooks({});
     // The peer goes on with what it was asked for, and no transfer is told of it.
     CHECK(wait_until([&] { return pair.a.staged->staging_used() + pair.b.staged->staging_used() == 0; },
                      [&] {

@@ -20,10 +20,9 @@ constexpr size_t SIZE = 8 << 20;
 constexpr uint64_t REGISTRATION = 7;
 const char* const EMULATED = "emulated:seed=3,noise=1";
 
-struct OneHeap : Registrations {
+struct OneHeap {
     std::vector<std::byte> bytes = std::vector<std::byte>(SIZE);
     std::shared_ptr<Memory> memory;
-    std::shared_ptr<Memory> find(uint64_t registration) override { return registration == REGISTRATION ? memory : nullptr; }
     uint64_t address() const { return reinterpret_cast<uint64_t>(bytes.data()); }
 };
 
@@ -40,7 +39,8 @@ struct Engine {
         options.timeout_ms = PATIENCE_S * 1'000;
         heap.memory = std::make_shared<HeapMemory>(pool, Piece{heap.address(), SIZE});
         CHECK_OK(Links::create(pool, self, {}, links));
-        staged = std::make_unique<Staged>(*links, heap, options);
+        staged = std::make_unique<Staged>(
+            *links, [this](uint64_t registration) { return registration == REGISTRATION ? heap.memory : nullptr; }, options);
     }
     ~Engine() {
         staged.reset();
@@ -85,12 +85,11 @@ int own(const std::string& spec, const std::string& agent, uint64_t number) {
     }
 }
 
-std::shared_ptr<Transfer> start(Engine& engine, const Owner& owner, Direction direction, const std::vector<Range>& ranges,
-                                std::optional<std::string> note = {}) {
+std::shared_ptr<Transfer> start(Engine& engine, const Owner& owner, Direction direction, const std::vector<Range>& ranges) {
     std::shared_ptr<const Plan> plan;
     CHECK_OK(Plan::make(owner.engine_id, {engine.heap.memory}, ranges, plan));
     std::shared_ptr<Transfer> transfer;
-    (void)engine.staged->start(plan, direction, std::move(note), transfer);
+    (void)engine.staged->start(plan, direction, transfer);
     return transfer;
 }
 
@@ -285,7 +284,7 @@ int ask(const std::string& spec, const std::string& owner_agent, const std::stri
         std::shared_ptr<const Plan> plan;
         CHECK_OK(Plan::make(owner_id, {engine.heap.memory}, ranges, plan));
         std::shared_ptr<Transfer> transfer;
-        (void)engine.staged->start(plan, round % 2 ? Direction::write : Direction::read, {}, transfer);
+        (void)engine.staged->start(plan, round % 2 ? Direction::write : Direction::read, transfer);
         if (await(engine, *transfer) != NIXL_SUCCESS) {
             // The owner was stopped for too long, or this process was.
             CHECK(transfer->status() == NIXL_ERR_BACKEND || transfer->status() == NIXL_ERR_REMOTE_DISCONNECT);
@@ -353,7 +352,7 @@ int bench(const std::string& machine) {
     auto one = [&](const std::shared_ptr<const Plan>& plan, Direction direction) {
         std::shared_ptr<Transfer> transfer;
         uint64_t since = now_ns();
-        (void)engine.staged->start(plan, direction, {}, transfer);
+        (void)engine.staged->start(plan, direction, transfer);
         CHECK(await(engine, *transfer) == NIXL_SUCCESS);
         return static_cast<double>(now_ns() - since) / 1e3;
     };

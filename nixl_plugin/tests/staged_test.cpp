@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Staged transfers between engines of one process: lists of every shape, notifications, refusals, little staging.
+// Staged transfers between engines of one process: lists of every shape, refusals, little staging.
 #include "support/staged_engines.h"
 
 using namespace staged_engines;
@@ -104,39 +104,6 @@ void memory_in_the_pool_is_written_from_in_place() {
     CHECK(is_filled(source->block.address(), SIZE, 4) && is_filled(heap.bytes.data(), SIZE, 3));
 }
 
-void notifications_come_after_the_data() {
-    Pair pair;
-    constexpr size_t SIZE = 700'000;
-    Heap here(SIZE), there(SIZE);
-    uint64_t registration = pair.b.book.add(there);
-    std::vector<Range> ranges{{here.address(), there.address(), SIZE, registration, 0}};
-    for (int round = 0; round < 30; ++round) {
-        fill(here.bytes.data(), SIZE, 100 + round);
-        auto transfer = pair.a.start(pair.b, Direction::write, {here.memory}, ranges, "round " + std::to_string(round));
-        std::vector<Notification> got;
-        CHECK(wait_until([&] { return !(got = pair.b.links->take_notifications()).empty(); }, [] {}));
-        // What is to be said holds when it is said.
-        CHECK(is_filled(there.bytes.data(), SIZE, 100 + round));
-        CHECK(got.size() == 1 && got[0].agent == "a" && got[0].text == "round " + std::to_string(round));
-        pair.a.await_ok(*transfer);
-    }
-    // None for a transfer that failed.
-    ranges[0].registration = 999;
-    auto transfer = pair.a.start(pair.b, Direction::write, {here.memory}, ranges, "never");
-    CHECK(pair.a.await(*transfer) == NIXL_ERR_NOT_FOUND);
-    ranges[0].registration = registration;
-    transfer = pair.a.start(pair.b, Direction::write, {here.memory}, ranges, "");
-    pair.a.await_ok(*transfer);
-    std::vector<Notification> got;
-    CHECK(wait_until([&] { return !(got = pair.b.links->take_notifications()).empty(); }, [] {}));
-    CHECK(got.size() == 1 && got[0].text.empty());
-    // A transfer without data is a notification.
-    transfer = pair.a.start(pair.b, Direction::read, {}, {}, "nothing");
-    pair.a.await_ok(*transfer);
-    CHECK(wait_until([&] { return !(got = pair.b.links->take_notifications()).empty(); }, [] {}));
-    CHECK(got[0].text == "nothing");
-}
-
 void ranges_that_are_not_registered_are_refused() {
     Pair pair;
     constexpr size_t SIZE = 10'000;
@@ -166,7 +133,7 @@ void ranges_that_are_not_registered_are_refused() {
     // An engine that was never added as a peer, and one that is gone.
     CHECK_OK(Plan::make(random_engine_id(), {here.memory}, {}, plan));
     std::shared_ptr<Transfer> transfer;
-    (void)pair.a.staged->start(plan, Direction::read, {}, transfer);
+    (void)pair.a.staged->start(plan, Direction::read, transfer);
     CHECK(pair.a.await(*transfer) == NIXL_ERR_NOT_FOUND);
     // The link has survived all of that.
     auto good = pair.a.start(pair.b, Direction::read, {here.memory}, {{here.address(), there.address(), SIZE, registration, 0}});
@@ -227,7 +194,6 @@ const Test TESTS[] = {
     {"lists_of_every_shape_arrive", lists_of_every_shape_arrive},
     {"a_hundred_thousand_small_ranges_are_one_transfer", a_hundred_thousand_small_ranges_are_one_transfer},
     {"memory_in_the_pool_is_written_from_in_place", memory_in_the_pool_is_written_from_in_place},
-    {"notifications_come_after_the_data", notifications_come_after_the_data},
     {"ranges_that_are_not_registered_are_refused", ranges_that_are_not_registered_are_refused},
     {"little_staging_is_enough_for_both_directions_at_once", little_staging_is_enough_for_both_directions_at_once},
 };

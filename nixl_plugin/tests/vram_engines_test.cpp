@@ -4,7 +4,6 @@
 //   vram_engines_test                  all of it
 //   vram_engines_test far POOL FOLDER  as the other host
 #include "backend/cxl_backend.h"
-#include "support/child.h"
 #include "support/fake_cuda.h"
 #include <cstring>
 #include <fstream>
@@ -177,7 +176,7 @@ void near(const testing::Folder& folder, const std::string& name, const char* co
     std::string meeting = folder.path(name + ".d");
     CHECK(std::filesystem::create_directory(meeting));
     Side side("near", options.pool);
-    testing::Child other("two", {"far", options.pool, meeting});
+    testing::Child other(folder, "two", {"far", options.pool, meeting});
     testing::await("the other engine", [&] { return std::filesystem::exists(meeting + "/info"); });
     CHECK(side.engine->loadRemoteConnInfo("far", read_file(meeting + "/info")) == NIXL_SUCCESS);
     uint32_t salt = 100;
@@ -209,7 +208,7 @@ void near(const testing::Folder& folder, const std::string& name, const char* co
     CHECK(side.engine->unloadMD(pool) == NIXL_SUCCESS);
     testing::await("the other side's look", [&] { return std::filesystem::exists(meeting + "/told"); });
     write_file(meeting + "/done", "");
-    other.finish();
+    other.succeed();
     CHECK(side.has_no_bounce());
 
     // Within one process.

@@ -23,11 +23,6 @@ def cxlctl_path() -> Path:
     return _first([_PACKAGE / "bin" / "cxlctl", _CHECKOUT / "target" / "release" / "cxlctl"], "make build")
 
 
-def c_library_path() -> Path:
-    """The C interface libcxl_shm.so, found as cxlctl_path finds the program. Raises FileNotFoundError."""
-    return _first([_PACKAGE / "lib" / "libcxl_shm.so", _CHECKOUT / "target" / "release" / "libcxl_shm.so"], "make build")
-
-
 def plan_path() -> Path:
     """The program cxl-plan, found as cxlctl_path finds cxlctl. Raises FileNotFoundError."""
     return _first([_PACKAGE / "bin" / "cxl-plan", _CHECKOUT / "target" / "release" / "cxl-plan"], "make build")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other process of the tests: reads calls as lines of JSON and answers each with one line."""
+"""The other process of the tests, which answers the calls of `Calls`."""
 
 import itertools
-import json
 import os
 import sys
 
 import kvbm_cxl
+import lines
 import pools
 from kvbm_cxl import l2
 
@@ -35,7 +35,7 @@ class Calls:
                 blocks[place * len_bytes : (place + 1) * len_bytes] = pools.payload(key, len_bytes)
             self.cache.publish_blocks(ns, some, layout, range(len(some)))
             done += len(some)
-            print(json.dumps(done), flush=True)
+            lines.say(done)
 
     def demote_stream(self, model, seed, len_bytes, target):
         """Publishes a chain without end, and keeps what is about to go in a store."""
@@ -83,7 +83,7 @@ class Calls:
     def pin_and_release(self, model, seed, count):
         """Does both without end."""
         ns, keys = pools.namespace(model), pools.chain(count, seed)
-        print(json.dumps("begun"), flush=True)
+        lines.say("begun")
         while True:
             self.cache.pin_chain(ns, keys).release()
 
@@ -129,11 +129,7 @@ class Calls:
 
 def main():
     options = {"join_timeout_ms": int(os.environ["PEER_JOIN_TIMEOUT_MS"])} if "PEER_JOIN_TIMEOUT_MS" in os.environ else {}
-    calls = Calls(sys.argv[1], **options)
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(calls, name)(*arguments)), flush=True)
+    calls = lines.serve(lambda: Calls(sys.argv[1], **options))
     calls.kept.clear()
     calls.pool.close()
 

@@ -6,17 +6,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-from pools import HERE, ROOT, opened
-
-
-def _eventually(condition, what):
-    deadline = time.monotonic() + 180
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+from pools import HERE, ROOT, opened, until
 
 
 def test_rounds_that_fail_are_logged_and_kept(spec, caplog):
@@ -28,8 +20,8 @@ def test_rounds_that_fail_are_logged_and_kept(spec, caplog):
         first = file.read(64)
         file.seek(0)
         file.write(bytes([first[0] ^ 1]) + first[1:])
-    _eventually(lambda: pool.last_error, "no error is kept")
-    _eventually(lambda: any(record.name == "kvbm_cxl" for record in caplog.records), "nothing is logged")
+    until(lambda: pool.last_error, "no error is kept")
+    until(lambda: any(record.name == "kvbm_cxl" for record in caplog.records), "nothing is logged")
     told = [record for record in caplog.records if record.name == "kvbm_cxl"]
     assert told[0].levelno == logging.WARNING and told[0].getMessage().startswith("the ")
     assert told[0].thread != threading.get_ident()

@@ -5,20 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import kvbm_cxl
 import pytest
-from pools import ROOT, opened
+from pools import ROOT, opened, until
 
 LEN_BYTES = 4096
-
-
-def wait_for(what, done, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def handed_out(pool, offset):
@@ -29,7 +21,7 @@ def handed_out(pool, offset):
         got.append(pool.allocate(LEN_BYTES))
         return got[-1].offset == offset
 
-    wait_for("a block that was given back is handed out again", step)
+    until(step, "a block that was given back to be handed out again")
     return got
 
 
@@ -143,7 +135,7 @@ def test_memory_whose_name_is_gone_is_given_back_later(spec, peer):
         # The lock of the names is taken from the other host again, that of the chunks is not.
         pool.allocate(LEN_BYTES, name="later")
         victim.process.send_signal(signal.SIGSTOP)
-        declared = ("hosts", "declare-dead", str(slot), "--incarnation", str(incarnation), "--i-know-it-is-powered-off")
+        declared = ("hosts", "declare-dead", str(slot), "--incarnation", str(incarnation), "--i-know-it-is-gone")
         cxlctl(spec, *declared)
         other.process.send_signal(signal.SIGSTOP)
         victim.process.send_signal(signal.SIGCONT)

@@ -14,7 +14,6 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(HERE)]
 
 import peers  # noqa: E402
-import programs  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -77,18 +76,28 @@ def peer(tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path, tmp_path_factory):
-    """Starts programs on hosts of the rack, which end with the test: `run(name, command, machine)`."""
+def on_host(tmp_path, tmp_path_factory):
+    """The environment of a program on a host of the rack: `on_host(machine)`."""
+
+    def environment(machine: str) -> dict:
+        # The second host joins once it has found the first one dead.
+        own = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine, "CXL_SUSPECT_MS": "3000"}
+        own |= {"VLLM_CACHE_ROOT": str(tmp_path_factory.getbasetemp() / "vllm"), "LMCACHE_TRACK_USAGE": "false"}
+        return peers.with_paths({**os.environ, **own})
+
+    return environment
+
+
+@pytest.fixture
+def engine(tmp_path, on_host):
+    """Starts engines with LMCache, which end with the test: `engine(machine, model, way)`."""
     with contextlib.ExitStack() as started:
 
-        def start(name: str, command: list, machine: str) -> programs.Program:
-            path = os.pathsep.join(map(str, [ROOT / "python", HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
-            own = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine}
-            # The second host joins once it has found the first one dead.
-            own |= {"CXL_SUSPECT_MS": "3000", "VLLM_CACHE_ROOT": str(tmp_path_factory.getbasetemp() / "vllm")}
-            environment = {**os.environ, **own, "PYTHONPATH": path, "LMCACHE_TRACK_USAGE": "false"}
-            program = programs.Program(list(map(str, command)), environment, tmp_path / name)
-            started.callback(program.kill)
-            return program
+        def start(machine: str, model, way) -> peers.PeerProcess:
+            words = [HERE / "lmcache_engine.py", model, way]
+            made = peers.PeerProcess(words, on_host(machine), tmp_path / f"engine-{machine}", wait=False)
+            started.callback(made.kill)
+            made.ready()
+            return made
 
         yield start

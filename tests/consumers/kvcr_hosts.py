@@ -48,7 +48,7 @@ def test_a_host_that_is_killed_fails_transfers_and_nothing_else(kvcr, heap, memo
         endpoint = source("offer", NAMES)
         if round:
             assert target("deliver", NAMES, endpoint) == [True] * 16
-        target.begin("deliver", NAMES, endpoint)
+        target.send("deliver", NAMES, endpoint)
         source.kill()
         target.answer()
         assert target("deliver", NAMES[:4], endpoint) == [False] * 4

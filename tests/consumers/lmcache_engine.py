@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM engine whose KV cache is LMCache's: `lmcache_engine.py MODEL WAY` answers prompts, and prints tokens and how many were cached.
+"""A vLLM engine whose KV cache is LMCache's: `lmcache_engine.py MODEL WAY` answers three prompts: tokens, and how many were cached.
 
 WAY is the port of LMCache's server, a file with the configuration of LMCache within the engine, or `none`.
 """
 
-import json
 import os
 import sys
 
 # Before vLLM, for which it sets the environment.
 from small_engine import answer, small_engine  # isort: skip
+import lines
 import lmcache_cpu
 
 
@@ -26,14 +26,16 @@ def connector(way: str) -> dict:
     return {"kv_transfer_config": {**config, "kv_role": "kv_both"}}
 
 
-def main() -> None:
-    model, way = sys.argv[1:]
-    lmcache_cpu.make_it_run()
-    llm = small_engine(model, **connector(way))
-    print("ANSWERS " + json.dumps([answer(llm, seed) for seed in range(3)]), flush=True)
-    # Until it is killed: what it stored is on its way.
-    sys.stdin.read()
+class Engine:
+    """Its calls."""
+
+    def __init__(self, model: str, way: str) -> None:
+        lmcache_cpu.make_it_run()
+        self.llm = small_engine(model, **connector(way))
+
+    def answers(self) -> list:
+        return [answer(self.llm, seed) for seed in range(3)]
 
 
-if __name__ == "__main__":  # The performance program has such engines, too.
-    main()
+if __name__ == "__main__":  # The performance program has such engines, too. What it stored is on its way until it is killed.
+    lines.serve(lambda: Engine(*sys.argv[1:]))

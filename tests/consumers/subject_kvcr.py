@@ -4,7 +4,6 @@
 import ctypes
 import hashlib
 import mmap
-import socket
 import threading
 import time
 
@@ -14,14 +13,9 @@ from kvcr.config import KVCRBackendConfigs, KVCRConfig, LocalDramOptions, Remote
 from kvcr.control_channels import ZmqPeerControlChannel
 from kvcr.types import BlockKey, MemoryRef, PinRequestId, RegionDescriptor
 from peers import payload
+from waiting import free_port
 
 BLOCK_BYTES, BLOCKS = 65536, 64
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class _Keys:
@@ -39,15 +33,15 @@ class Subject:
         self._pool, self._kept = kvbm_cxl.Pool(pool) if memory == "pool" else None, []
         self._engine, engine_at = self._memory(BLOCKS * BLOCK_BYTES)
         _, own_at = self._memory(BLOCKS * BLOCK_BYTES)
-        self._name, self._offered, self._pins = f"kvcr-{_free_port()}", {}, []
+        self._name, self._offered, self._pins = f"kvcr-{free_port()}", {}, []
         self._requests, self._ended = 0, {}
-        control = ZmqPeerControlChannel("127.0.0.1", _free_port(), "127.0.0.1")
+        control = ZmqPeerControlChannel("127.0.0.1", free_port(), "127.0.0.1")
         self._endpoint = control.endpoint
         self._kvcr = KVCR(
             KVCRConfig(
                 nixl_agent_name=self._name,
                 pool_layouts=[("", BLOCK_BYTES)],
-                nixl_listen_port=_free_port(),
+                nixl_listen_port=free_port(),
                 operation_timeout_ms=timeout_ms,
                 abandon_timeout_ms=5 * timeout_ms // 2,
             ),

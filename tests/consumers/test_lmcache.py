@@ -35,7 +35,7 @@ def test_a_server_killed_in_mid_store_leaves_whole_objects_or_none(pool, peer):
         names = [f"{round}/{name}" for name in NAMES * 3]
         first = peer("lmcache", pool, machine="a", environment=MORTAL)
         assert first("found", names[:1]) == [False]
-        first.begin("begin_store", names)
+        first.send("begin_store", names)
         # Sooner in each round.
         until(lambda: second("found", [names[24 - 8 * round]]) == [True], "the first blocks of the store")
         first.kill()

@@ -9,7 +9,7 @@ import sys
 
 import kvbm_cxl
 import pytest
-from peers import HERE, ROOT, fsck, until
+from peers import ROOT, fsck, until
 
 pytest.importorskip("lmcache", reason="LMCache is not installed: `make setup-lmcache`")
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup-serve`")
@@ -34,28 +34,24 @@ def of_all_hosts(rack, name):
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def test_a_second_host_answers_from_what_a_killed_engine_stored(run, make_pool, tmp_path, monkeypatch):
+def test_a_second_host_answers_from_what_a_killed_engine_stored(engine, make_pool, tmp_path, monkeypatch):
     from tiny_model import tiny_model
 
     monkeypatch.setenv("CXL_SUSPECT_MS", "3000")
     pool, model = make_pool(size="96M", cells="512K:75%"), tiny_model(tmp_path / "model")
-
-    def engine(machine, way):
-        return run(f"engine-{machine}", [sys.executable, HERE / "lmcache_engine.py", model, way], machine)
-
-    plain = engine("plain", "none")
-    wanted = plain.answers()
+    plain = engine("plain", model, "none")
+    wanted = plain("answers")
     plain.kill()
     assert [cached for _, cached in wanted] == [0, 0, 0]
     config = configuration(tmp_path / "lmcache.yaml", pool)
     with kvbm_cxl.Pool(pool) as rack, rack.cache() as cache:
-        first = engine("a", config)
-        assert first.answers() == wanted, "nothing was there"
+        first = engine("a", model, config)
+        assert first("answers") == wanted, "nothing was there"
         until(lambda: of_all_hosts(rack, "published_blocks") == CHUNKS, "the chunks to be stored")
         first.kill()
         until(lambda: cache.usage().ready == CHUNKS, "the chunks of the dead host to be taken over")
-        second = engine("b", config)
+        second = engine("b", model, config)
         # 896 of 1000 tokens of each prompt were loaded, and the text is that of an engine without a cache.
-        assert second.answers() == [[tokens, 896] for tokens, _ in wanted]
+        assert second("answers") == [[tokens, 896] for tokens, _ in wanted]
         until(lambda: of_all_hosts(rack, "pulled_blocks") == CHUNKS, "the second host to tell what it pulled")
     assert fsck(pool)["errors"] == 0

@@ -50,7 +50,7 @@ def test_an_engine_killed_in_mid_store_leaves_whole_chunks_or_none(pool, peer):
         names = [f"{round}/{name}" for name in NAMES * 3]
         first = peer("lmcache_plugin", pool, machine="a", environment=MORTAL)
         assert first("found", names[:1]) == 0
-        first.begin("begin_store", names)
+        first.send("begin_store", names)
         until(lambda: second("found", names[: 16 - 8 * round or 1]), "the first chunks of the store")
         first.kill()
         served += sum(map(bool, second("load", names)))

@@ -43,7 +43,7 @@ def test_an_engine_killed_in_mid_store_leaves_whole_pages_or_none(pool, peer):
         assert second("found", names) == 0
         first = peer("sglang", pool, machine="a", environment=MORTAL)
         assert first("found", names) == 0
-        first.begin("store", names)
+        first.send("store", names)
         until(lambda: second("found", names) > 8 * round, "the first pages of the store")
         first.kill()
         served += sum(second("load", names))

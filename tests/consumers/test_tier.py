@@ -45,7 +45,7 @@ def test_an_engine_killed_in_mid_store_leaves_whole_chunks_or_none(pool, peer):
         names = [f"{round}/{number}" for number in range(PRIMARY_CHUNKS)]
         first = peer("tier", pool, machine="a", environment=MORTAL)
         assert first("found", names[:1]) == [False]
-        first.begin("begin_store", names)
+        first.send("begin_store", names)
         # Sooner in each round.
         until(lambda: second("found", [names[16 - 8 * round]]) == [True], "the first chunks of the store")
         first.kill()

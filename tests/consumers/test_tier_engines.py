@@ -2,18 +2,15 @@
 """Real vLLM engines with the tier, on two hosts one after the other: text as without a cache, also after the first was killed."""
 
 import contextlib
-import json
 import os
-import queue
 import shutil
-import subprocess
 import sys
-import threading
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import kvbm_cxl
 import pytest
+from peer_process import PeerProcess
 from peers import HERE, ROOT, fsck, until
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup-serve`")
@@ -27,58 +24,29 @@ CHUNKS, CACHED = 21, 896
 SEEDS = [0, 1, 2]
 
 
-class Engine:
+class Engine(PeerProcess):
     def __init__(self, model, pool, environment, log, ranks):
-        self.log, self._id = log, log.name
-        with log.open("w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "tiered_engine.py"), model, pool, self._id, str(ranks)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-            )
-        self._lines = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self._answer() == "ready"
-
-    def _read(self):
-        for line in self.process.stdout:
-            if line.startswith("ANSWERS "):
-                self._lines.put(json.loads(line[8:]))
-        self._lines.put(None)
-
-    def _answer(self):
-        answer = self._lines.get(timeout=1800)
-        assert answer is not None, self.log.read_text()[-4000:]
-        return answer
+        self._id = log.name
+        super().__init__([HERE / "tiered_engine.py", model, pool, self._id, ranks], environment, log)
 
     def ask(self, *told):
         """Texts, how many tokens of each prompt came from a cache, and vLLM's counters since the engine started."""
-        self.process.stdin.write(json.dumps(told) + "\n")
-        self.process.stdin.flush()
-        answers, counts = self._answer()
+        answers, counts = self("ask", *told)
         return [text for text, _ in answers], [cached for _, cached in answers], counts
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            pipe.close()
+        super().kill()
         # What vLLM leaves of its primary tier when it is killed.
         Path(f"/dev/shm/vllm_offload_{self._id}.mmap").unlink(missing_ok=True)
 
 
 @pytest.fixture
-def start(tmp_path, tmp_path_factory):
+def start(tmp_path, on_host):
     with contextlib.ExitStack() as started:
 
         def start(machine, model, pool="", ranks=1):
-            path = os.pathsep.join(map(str, [ROOT / "python", HERE]))
-            own = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine, "CXL_SUSPECT_MS": "3000"}
-            own |= {"VLLM_CACHE_ROOT": str(tmp_path_factory.getbasetemp() / "vllm"), "PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1"}
-            engine = Engine(str(model), pool, {**os.environ, **own}, tmp_path / f"kvbm-cxl-test-{machine}-{os.getpid()}", ranks)
+            environment = {**on_host(machine), "VLLM_SERVER_DEV_MODE": "1"}
+            engine = Engine(str(model), pool, environment, tmp_path / f"kvbm-cxl-test-{machine}-{os.getpid()}", ranks)
             started.callback(engine.kill)
             return engine
 

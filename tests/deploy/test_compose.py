@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,18 +21,13 @@ import charts
 import daemon
 import pytest
 import test_dashboards
+from waiting import free_port
 
 COMPOSE = charts.ROOT / "deploy" / "compose"
 CXLCTL = charts.ROOT / "target/release/cxlctl"
 READY_TIMEOUT_S = 1200
 WAIT_S = 300
 WORDS = "a pool of memory is shared by all hosts in the rack and each host maps it but no host sees what another has written".split()
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 class Graph:
@@ -68,8 +62,12 @@ class Graph:
     def open(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.ports['PORT']}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.msg = f"{error.msg}: {error.read().decode()[:1000]}"
+            raise
 
     def until(self, what, timeout_s, why):
         """Until `what` answers with something true."""

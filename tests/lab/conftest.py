@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python"), str(HERE.parents[1] / "python" / "tests")]
+sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / folder) for folder in ("python", "python/tests", "tests/peers"))]
 
 from cxl_lab import FOLDER, ROOT, LabError  # noqa: E402
 from cxl_lab.host import AGENT  # noqa: E402

@@ -5,4 +5,4 @@ import lines
 import worker
 
 if __name__ == "__main__":
-    lines.serve(worker.Worker())
+    lines.serve(worker.Worker)

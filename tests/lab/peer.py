@@ -190,6 +190,4 @@ class Calls(pool_peer.Calls):
 
 def main(kind=Calls):
     """Answers with the methods of `kind`."""
-    calls = kind(sys.argv[1], **json.loads(sys.argv[2]))
-    lines.serve(calls)
-    calls.leave()
+    lines.serve(lambda: kind(sys.argv[1], **json.loads(sys.argv[2]))).leave()

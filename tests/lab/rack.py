@@ -15,7 +15,7 @@ from cxl_lab.lab import Lab
 CXLCTL = ROOT / "target" / "release" / "cxlctl"
 PYTHON = ROOT / ".venv" / "bin" / "python"
 LAB = ROOT / "tests" / "lab"
-PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", LAB]
+PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", ROOT / "tests" / "peers", LAB]
 IMPORTS = {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
 # Where a host's fork server is asked for peers.
 FORKS = "/run/tmp/forks"
@@ -39,14 +39,6 @@ def fork_server(host, environment=None):
     return host.start(words, {**IMPORTS, **(environment or {})})
 
 
-class Raised(LabError):
-    """A call raised an error in the host; `kind` is its name."""
-
-    def __init__(self, kind, text):
-        super().__init__(text)
-        self.kind = kind
-
-
 class Peer:
     """A program in a host that is asked through lines: `peer("publish", "tiny", 7, 16, 65536)`. `peer.py`, `nixl_peer.py` have the calls.
 
@@ -65,15 +57,13 @@ class Peer:
 
     def send(self, name, *arguments):
         """Asks for something without waiting for the answer."""
-        self.process.write(lines.line([name, *arguments]))
+        self.process.write(lines.call(name, *arguments))
 
     def answer(self, timeout_s=CALL_TIMEOUT_S):
-        """The answer to the oldest call that has none yet. Raises Raised where the call raised an error."""
+        """The answer to the oldest call that has none yet. Raises lines.Raised where the call raised an error."""
         answer = lines.parse(self.process.read_line(timeout_s))
         self.answers += 1
-        if "raised" in answer:
-            raise Raised(answer["raised"], f"{self.host}: {answer['text']}")
-        return answer["is"]
+        return lines.value_of(answer)
 
     def __call__(self, name, *arguments, timeout_s=CALL_TIMEOUT_S):
         self.send(name, *arguments)

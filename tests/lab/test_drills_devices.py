@@ -3,7 +3,7 @@
 
 import pytest
 from drills import BLOCK_BYTES, MODEL, at_some_moment, dice_of, finish, goes_on, start, start_both, stop, until_fenced, until_served
-from rack import Raised
+from lines import Raised
 
 DRIVER = "/sys/bus/dax/drivers/device_dax"
 GRANULE_BYTES = 2 << 20

@@ -18,7 +18,7 @@ from drills import (
     until_all_cells_are_of,
     until_fenced,
 )
-from rack import Raised
+from lines import Raised
 
 TIMES = 10
 

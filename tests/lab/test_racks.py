@@ -6,7 +6,7 @@ import signal
 import pytest
 from cxl_lab.agent import HostGone
 from cxl_lab.lab import NAMESPACES
-from rack import Raised
+from lines import Raised
 
 BLOCK_BYTES = 4096
 

@@ -5,14 +5,15 @@ import base64
 import json
 import signal
 
-from etcd_server import PATIENCE_S, await_that
+from etcd_server import PATIENCE_S
+from waiting import until
 
 
 def test_hosts_get_their_slots_by_lease_and_give_them_back(bench):
     one, two = bench.keep("a"), bench.keep("b")
     slots = {keeper.joined()["slot"]: keeper for keeper in (one, two)}
     assert sorted(slots) == [0, 1]
-    await_that(lambda: all(holder["incarnation"] for holder in bench.etcd.holders().values()), "joined")
+    until(lambda: all(holder["incarnation"] for holder in bench.etcd.holders().values()), "joined")
     holders = bench.etcd.holders()
     assert {slot: holder["pid"] for slot, holder in holders.items()} == {slot: keeper.process.pid for slot, keeper in slots.items()}
     assert len({holder["machine"] for holder in holders.values()}) == 2
@@ -33,15 +34,15 @@ def test_a_lease_that_ends_fences_a_host_that_still_beats(bench):
     slot = told["slot"]
     bench.etcd.revoke(bench.etcd.lease_of(slot))
     # Its heart never stopped: only the lease can have led to the fence. It joins again by itself, and takes a new lease.
-    await_that(lambda: bench.slot(slot)["incarnation"] > told["incarnation"], "no new incarnation")
+    until(lambda: bench.slot(slot)["incarnation"] > told["incarnation"], "no new incarnation")
     assert f"the lease of slot {slot}" in manager.log.read_text()
-    renewed = await_that(lambda: bench.etcd.holders().get(slot), "no new lease")
+    renewed = until(lambda: bench.etcd.holders().get(slot), "no new lease")
     assert renewed["pid"] == other.process.pid
 
     def is_up_to_date():
         return bench.etcd.holders()[slot]["incarnation"] == bench.slot(slot)["incarnation"]
 
-    await_that(is_up_to_date, "the incarnation in etcd is an old one")
+    until(is_up_to_date, "the incarnation in etcd is an old one")
     assert (other.process.poll(), manager.process.poll()) == (None, None)
 
 
@@ -50,22 +51,22 @@ def test_a_killed_host_is_fenced_when_its_lease_runs_out(bench):
     manager.joined()
     slot = other.joined()["slot"]
     assert other.end(signal.SIGKILL) == -signal.SIGKILL
-    await_that(lambda: slot not in bench.etcd.holders(), "the lease of a dead process stands")
-    await_that(lambda: f"the lease of slot {slot}" in manager.log.read_text(), "the manager did not notice")
+    until(lambda: slot not in bench.etcd.holders(), "the lease of a dead process stands")
+    until(lambda: f"the lease of slot {slot}" in manager.log.read_text(), "the manager did not notice")
 
 
 def test_no_host_is_fenced_because_etcd_is_away(bench):
     keepers = [bench.keep("a"), bench.keep("b")]
     before = {told["slot"]: told["incarnation"] for told in (keeper.joined() for keeper in keepers)}
-    await_that(lambda: all(holder["incarnation"] for holder in bench.etcd.holders().values()), "joined")
+    until(lambda: all(holder["incarnation"] for holder in bench.etcd.holders().values()), "joined")
     bench.etcd.stop()
     for keeper in keepers:
-        await_that(lambda keeper=keeper: "trying again" in keeper.log.read_text(), "did not notice")
+        until(lambda keeper=keeper: "trying again" in keeper.log.read_text(), "did not notice")
     bench.etcd.start()
     # What a keeper says of a host that leaves shows that its watch is back.
     assert keepers[1].end() == 0
     gone = next(slot for slot in before if slot not in bench.etcd.holders())
-    await_that(lambda: f"the lease of slot {gone}" in keepers[0].log.read_text(), "the watch was not resumed")
+    until(lambda: f"the lease of slot {gone}" in keepers[0].log.read_text(), "the watch was not resumed")
     for slot, incarnation in before.items():
         assert bench.slot(slot)["incarnation"] == incarnation
 
@@ -141,6 +142,6 @@ def test_a_program_runs_as_long_as_the_slot_is_held(bench):
     # It is told to end when the keeper is.
     ready = bench.folder / "ready"
     keeper = bench.keep("a", "--", "sh", "-c", f"trap 'rm {ran}; exit 0' TERM; touch {ready}; while :; do sleep 0.05; done")
-    await_that(ready.exists, "the program does not run")
+    until(ready.exists, "the program does not run")
     assert keeper.end() == 0
-    await_that(lambda: not ran.exists(), "the program was not ended")
+    until(lambda: not ran.exists(), "the program was not ended")

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 from certificates import Certificates
 from conftest import served
-from etcd_server import PATIENCE_S, await_that
+from etcd_server import PATIENCE_S
+from waiting import until
 
 @pytest.fixture
 def authority(tmp_path):
@@ -36,7 +37,7 @@ def refusal(bench, *more):
 def test_a_host_shows_its_certificate_and_is_leased_its_slot(secured, authority):
     keeper = secured.keep("a", *options(authority, "host"))
     slot = keeper.joined()["slot"]
-    await_that(lambda: secured.etcd.holders()[slot]["incarnation"], "joined")
+    until(lambda: secured.etcd.holders()[slot]["incarnation"], "joined")
     assert keeper.end() == 0 and secured.etcd.keys() == {}
 
 
@@ -63,7 +64,7 @@ def test_a_certificate_that_was_replaced_is_used(secured, authority, tmp_path):
     keeper = secured.keep("a", *asked_for)
     keeper.joined()
     secured.etcd.stop()
-    await_that(lambda: "trying again" in keeper.log.read_text(), "did not notice")
+    until(lambda: "trying again" in keeper.log.read_text(), "did not notice")
     # etcd comes back under another authority: nothing of before is accepted, on either side.
     (tmp_path / "new").mkdir()
     new = Certificates(tmp_path / "new", "new")
@@ -72,7 +73,7 @@ def test_a_certificate_that_was_replaced_is_used(secured, authority, tmp_path):
         shutil.copy(made, used)
     secured.etcd.secure(new)
     secured.etcd.start()
-    slot = await_that(secured.etcd.holders, "no lease with the new certificate")
+    slot = until(secured.etcd.holders, "no lease with the new certificate")
     assert keeper.process.poll() is None and len(slot) == 1
     assert keeper.end() == 0
 
@@ -98,7 +99,7 @@ def test_a_host_names_its_user_and_its_password(bench, tmp_path):
     password.write_text("of the hosts\n")
     keeper = bench.keep("a", *user)
     slot = keeper.joined()["slot"]
-    await_that(lambda: bench.etcd.holders()[slot]["incarnation"], "joined")
+    until(lambda: bench.etcd.holders()[slot]["incarnation"], "joined")
     assert keeper.end() == 0 and bench.etcd.keys() == {}
 
 

@@ -8,7 +8,7 @@ from kvbm_cxl.vllm_integration import audited_hits
 from kvbm_cxl.vllm_integration.audited_hits import AuditedHits
 from kvbm_cxl.vllm_integration.groups import Shape
 from kvbm_cxl.vllm_integration.handover import Expected, prefill_params
-from kvbm_cxl.vllm_integration.keys import block_keys
+from kvbm_cxl.vllm_integration.keys import group_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake, WorkerReport
 from kvbm_cxl.vllm_integration.stats import Tally
 from kvbm_cxl.vllm_integration.request_state import PinnedLookup, RequestState
@@ -101,7 +101,7 @@ def test_the_first_request_is_computed_and_compared(bench):
     orders = here.compute(asked, 0, 100)
     assert orders.audited == {"a"}
     (full,) = orders.saves
-    assert (full.keys, full.found, full.only_audited) == (block_keys(asked, 0, 6), 0, False)
+    assert (full.keys, full.found, full.only_audited) == (group_keys(asked, 0, 6), 0, False)
     assert here.side.match(request("b", tokens(100)), 0) == (0, False), "the second one, too"
     assert here.side.match(request("c", tokens(100)), 0) == (96, True)
 
@@ -113,11 +113,11 @@ def test_the_beginning_of_a_long_prompt_is_loaded(bench, monkeypatch):
     external, beside, orders = here.admit(asked)
     assert (external, beside) == (48, True) and here.pinned == 3
     (load,) = orders.loads
-    assert load.keys == block_keys(asked, 0, 3) and load.tail_tokens == 0
+    assert load.keys == group_keys(asked, 0, 3) and load.tail_tokens == 0
     here.finish_load("a")
     orders = here.compute(asked, 48, 100)
     (full,) = orders.saves
-    assert full.keys == block_keys(asked, 0, 6) and full.found == 3, "what was loaded is no proof"
+    assert full.keys == group_keys(asked, 0, 6) and full.found == 3, "what was loaded is no proof"
 
 
 @pytest.mark.parametrize(("computed", "found"), ((0, 0), (16, 1), (17, 2), (99, 6)))
@@ -135,7 +135,7 @@ def test_a_preempted_request_begins_again(bench):
     here.compute(asked, 32, 48)
     here.side.step(Scheduled(preempted_req_ids={"a"}))
     (full,) = here.compute(asked, 64, 96).saves
-    assert full.keys == block_keys(asked, 3, 6) and full.found == 1
+    assert full.keys == group_keys(asked, 3, 6) and full.found == 1
 
 
 @pytest.mark.parametrize(("every", "pulled"), ((1, 0), (2, 100)))
@@ -162,9 +162,9 @@ def test_an_engine_that_only_reads_compares_and_publishes_nothing(bench):
     assert here.side.match(asked, 0) == (0, False)
     orders = here.compute(asked, 0, 64)
     (blocks,) = orders.saves
-    assert blocks.only_audited and blocks.keys == block_keys(asked, 0, 4) and orders.audited == {"a"} and orders.taken
+    assert blocks.only_audited and blocks.keys == group_keys(asked, 0, 4) and orders.audited == {"a"} and orders.taken
     (blocks,) = here.compute(asked, 64, 100).saves
-    assert blocks.keys == block_keys(asked, 4, 6) and not blocks.tail_tokens
+    assert blocks.keys == group_keys(asked, 4, 6) and not blocks.tail_tokens
     keeps, _ = here.side.finish(asked)
     assert keeps, "vLLM keeps the blocks until they are compared"
     assert here.side.step(Scheduled()).release == {"a"}
@@ -231,7 +231,7 @@ def test_requests_that_have_begun_publish_nothing_more(bench):
     last = request("c", tokens(100, 3))
     here.side.match(last, 0)
     (full,) = here.compute(last, 0, 100).saves
-    assert full.keys != block_keys(fresh, 0, 6)
+    assert full.keys != group_keys(fresh, 0, 6)
 
 
 def test_two_isolated_engines_share_nothing():

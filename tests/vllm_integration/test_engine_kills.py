@@ -7,7 +7,6 @@ import json
 import queue
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import tiny_models
 from engine_process import EngineProcess
 from engines import engine, prompt
+from waiting import until
 
 FAMILIES = ("llama", "gpt-oss", "granite4")
 PROMPT, OTHER = prompt(500, 1), prompt(400, 2)
@@ -66,13 +66,6 @@ def started(family, pool, tmp_path):
         each.__exit__()
 
 
-def _until(what, reason: str) -> None:
-    deadline = time.monotonic() + WAITS_S
-    while not what():
-        assert time.monotonic() < deadline, reason
-        time.sleep(0.05)
-
-
 def _cells(pool: str) -> list[dict]:
     """Those of the pool that are not free."""
     command = [str(Path(sys.executable).with_name("cxlctl")), "cache", "ls", "--json", "--limit", "100000", "--pool", pool]
@@ -90,14 +83,14 @@ def test_prefill_is_killed_between_its_answer_and_its_copies(started, pool, text
     prefill("hold_copies", "save", str(mark))
     (answer,) = prefill("handed_over", [PROMPT])
     assert mark.exists() and any(cell["state"] == "writing" for cell in _cells(pool)), "the answer left before the copies"
-    decode.start("texts", [PROMPT], extra_args=answer)
+    decode.send("texts", [PROMPT], extra_args=answer)
     with pytest.raises(queue.Empty):
         decode.answer(timeout_s=2)
     prefill.kill()
     assert decode.answer(WAITS_S) == texts[:1]
     counted = decode("counted")
     assert counted["lookups/deferred"] > 0 and counted["handovers/short"] == 1 and "external_hits" not in counted
-    _until(lambda: _at_rest(pool), "cells of the dead host stay reserved")
+    until(lambda: _at_rest(pool), "cells of the dead host stay reserved")
     (again,) = started("kv_producer")
     (answer,) = again("handed_over", [OTHER])
     assert decode("texts", [OTHER], extra_args=answer) == texts[1:]
@@ -108,17 +101,17 @@ def test_an_engine_is_killed_while_it_pulls(started, pool, texts, tmp_path):
     """What it had pinned can be evicted once its host is fenced, and all others find it meanwhile."""
     first, second = started("kv_both", "kv_both")
     assert first("texts", [PROMPT]) == texts[:1]
-    _until(lambda: _cells(pool) and _at_rest(pool), "the first engine publishes nothing")
+    until(lambda: _cells(pool) and _at_rest(pool), "the first engine publishes nothing")
     mark = tmp_path / "held"
     second("hold_copies", "load", str(mark))
-    second.start("texts", [PROMPT])
-    _until(mark.exists, "the second engine pulls nothing")
+    second.send("texts", [PROMPT])
+    until(mark.exists, "the second engine pulls nothing")
     assert any(cell["pinned_by"] for cell in _cells(pool))
     second.kill()
     first("forget")
     first("counted")
     assert first("texts", [PROMPT]) == texts[:1] and first("counted")["external_hits"] > 0
-    _until(lambda: _at_rest(pool), "blocks stay pinned by the dead host")
+    until(lambda: _at_rest(pool), "blocks stay pinned by the dead host")
     (third,) = started("kv_both")
     assert third("texts", [PROMPT, OTHER]) == texts
     assert third("counted")["external_hits"] > 0

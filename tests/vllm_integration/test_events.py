@@ -22,6 +22,7 @@ from requests_of_vllm import BLOCK_TOKENS, request, tokens
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventPublisherFactory, KVEventBatch, ZmqEventPublisher
 from vllm.lora.request import LoRARequest
+from waiting import until
 
 CELLS = "1K:20%,512K:50%"
 PATIENCE_S = 20
@@ -309,19 +310,10 @@ def test_all_blocks_are_announced_again_over_a_time_and_few_at_once(hosts, monke
 # How events leave
 
 
-def eventually(found, what: str):
-    """The first true result of `found`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := found()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return result
-
-
 def taken(events: PoolEvents, count: int) -> list:
     """Events that a scheduler takes, once there are so many."""
     found = []
-    eventually(lambda: found.extend(events.take()) or len(found) >= count, f"{count} events, not {found}")
+    until(lambda: found.extend(events.take()) or len(found) >= count, f"{count} events, not {found}")
     return found
 
 
@@ -423,7 +415,7 @@ def test_a_router_that_starts_late_learns_all(hosts, begun, monkeypatch):
     announced = begun(one)
     taken(announced, 30)
     late = set()
-    eventually(lambda: late.update(event.block_hashes[0] for event in announced.take()) or len(late) == 30, "all blocks")
+    until(lambda: late.update(event.block_hashes[0] for event in announced.take()) or len(late) == 30, "all blocks")
 
 
 def test_without_small_cells_nothing_is_told(make_pool, begun, caplog_vllm):

@@ -8,6 +8,7 @@ import pytest
 from kvbm_cxl.vllm_integration.loader import Loads
 from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from kvbm_cxl.vllm_integration.saver import Saves
+from waiting import until
 
 
 class Job:
@@ -76,20 +77,13 @@ def saves():
     made.close()
 
 
-def _eventually(condition) -> None:
-    deadline = time.monotonic() + 180
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_steps_and_requests_end_with_their_last_save(saves):
     first, second = Gate([b"k1"], 10), Gate([b"k2"], 10)
     saves.submit(("a", 1), first)
     saves.submit(("a", 2), second)
     assert saves.is_busy("a") and not saves.is_busy("b") and saves.done_step(5) == 0
     second.go_on.set()
-    _eventually(lambda: b"k2" not in saves._by_key)
+    until(lambda: b"k2" not in saves._by_key, "the second save to end")
     assert saves.is_busy("a") and saves.done_step(5) == 0
     first.go_on.set()
     saves.wait(["a"])
@@ -204,7 +198,7 @@ def test_cells_that_do_not_come_hold_nothing_up(saves, way):
     stuck.may_come.set()
     waiting.may_come.set()
     waiting.go_on.set()
-    _eventually(lambda: not saves.is_held_up and not saves._without_cells)
+    until(lambda: not saves.is_held_up and not saves._without_cells, "publishing to go on")
     assert stuck.told == ["given up", "released"] and not stuck.begun.is_set()
     assert waiting.begun.wait(30 if way == "blocks" else 0) == (way == "blocks")
     more.may_come.set()
@@ -223,13 +217,13 @@ def test_a_time_out_is_probed_until_the_locks_come(saves):
     saves.submit(("q", 1), queued)
     first.may_come.set()
     saves.wait(["a"])
-    _eventually(lambda: not saves.is_busy("q"))
+    until(lambda: not saves.is_busy("q"), "the request to be over")
     assert queued.told == ["given up"], "what is queued does not wait for the probe"
     assert first.begun.is_set(), "its outcome is counted where it runs"
-    _eventually(lambda: first.probes > 3)
+    until(lambda: first.probes > 3, "some probes")
     assert saves.submit(("b", 2), second) and second.told == ["given up"]
     first.comes = True
-    _eventually(lambda: not saves.is_held_up)
+    until(lambda: not saves.is_held_up, "publishing to go on")
     third.may_come.set()
     third.go_on.set()
     saves.submit(("c", 3), third)
@@ -243,7 +237,7 @@ def test_a_time_out_does_not_keep_it_from_closing():
     job.may_come.set()
     job.go_on.set()
     made.submit(("a", 1), job)
-    _eventually(lambda: job.probes)
+    until(lambda: job.probes, "a probe")
     made.close()
     assert not made._by_key
 
@@ -264,7 +258,7 @@ def test_late_jobs_are_given_up_where_no_step_waits(saves):
     copied.go_on.set()
     stuck.may_come.set()
     saves.wait(["z"])
-    _eventually(lambda: stuck.told == ["given up", "released"])
+    until(lambda: stuck.told == ["given up", "released"], "the stuck job to be let go")
     saves.give_up_late(0.0)
     assert not saves.is_held_up
 
@@ -292,7 +286,7 @@ def test_loads_end_when_all_their_jobs_have():
     loads.submit("a", [([1, 2], slow), ([3], lambda: {3})])
     assert loads.take_done(0.01) == []
     gate.set()
-    _eventually(lambda: loads._done)
+    until(lambda: loads._done, "the load to end")
     (done,) = loads.take_done()
     assert done.request_id == "a" and done.failed_blocks == {3} and not done.is_cancelled
     assert loads.take_done() == []
@@ -313,7 +307,7 @@ def test_the_first_job_can_be_the_callers_own():
         raise OSError("what else may happen")
 
     loads.submit("b", [([2, 3], raises), ([4], job)], here=True)
-    _eventually(lambda: loads._done)
+    until(lambda: loads._done, "the load to end")
     (done,) = loads.take_done()
     assert done.failed_blocks == {2, 3} and threads == [True, False] and done.started_s <= done.ended_s
     loads.close()
@@ -326,8 +320,30 @@ def test_a_load_that_raises_has_filled_nothing():
         raise OSError("what else may happen")
 
     loads.submit("a", [([1, 2], raises)])
-    _eventually(lambda: loads._done)
+    until(lambda: loads._done, "the load to end")
     assert loads.take_done()[0].failed_blocks == {1, 2}
+    loads.close()
+
+
+def test_all_loads_end_before_the_memory_goes():
+    loads, begun, go_on, ended = Loads(1), threading.Event(), threading.Event(), []
+
+    def job():
+        begun.set()
+        assert go_on.wait(30)
+        ended.append("wrote")
+        return set()
+
+    loads.submit("a", [({1}, job), ({2}, set)])
+    assert begun.wait(30)
+    waiting = threading.Thread(target=lambda: (loads.end_all(), ended.append("memory goes")))
+    waiting.start()
+    waiting.join(0.05)
+    go_on.set()
+    waiting.join(30)
+    assert ended == ["wrote", "memory goes"]
+    (load,) = loads.take_done()
+    assert load.failed_blocks == {1, 2}, "blocks whose memory went hold nothing"
     loads.close()
 
 
@@ -344,7 +360,7 @@ def test_what_has_not_begun_of_a_cancelled_load_is_left_out():
     assert begun.wait(30)
     loads.cancel(["a", "unknown"])
     gate.set()
-    _eventually(lambda: loads._done)
+    until(lambda: loads._done, "the load to end")
     (done,) = loads.take_done()
     assert done.is_cancelled and done.failed_blocks == {2}
     loads.close()

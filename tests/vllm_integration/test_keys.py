@@ -6,15 +6,15 @@ import sys
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration.keys import block_key, block_keys, encode, name_variant, tail_key
+from kvbm_cxl.vllm_integration.keys import block_key, encode, group_keys, name_variant, tail_key
 from requests_of_vllm import BLOCK_TOKENS, request, tokens
 
 
 def test_full_blocks_have_the_first_half_of_vllms_hash():
     asked = request("a", tokens(50))
-    assert block_keys(asked, 0, 9) == [bytes(block_hash[:16]) for block_hash in asked.block_hashes]
+    assert group_keys(asked, 0, 9) == [bytes(block_hash[:16]) for block_hash in asked.block_hashes]
     assert len(asked.block_hashes) == 3 and len(block_key(asked.block_hashes[0])) == 16
-    assert block_keys(asked, 1, 2) == [block_key(asked.block_hashes[1])]
+    assert group_keys(asked, 1, 2) == [block_key(asked.block_hashes[1])]
 
 
 def test_a_prompt_of_whole_blocks_has_no_tail():
@@ -94,11 +94,11 @@ def test_keys_are_equal_in_other_processes(folder):
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from requests_of_vllm import *; from kvbm_cxl.vllm_integration.keys import *\n"
-        "made = request('a', tokens(40), cache_salt='s'); print([key.hex() for key in block_keys(made, 0, 2)], tail_key(made, 16).hex())"
+        "made = request('a', tokens(40), cache_salt='s'); print([key.hex() for key in group_keys(made, 0, 2)], tail_key(made, 16).hex())"
     )
     out = subprocess.run([sys.executable, "-c", program, *sys.path], capture_output=True, text=True, check=True, timeout=300).stdout
     mine = request("a", tokens(40), cache_salt="s")
-    assert out.splitlines()[-1] == f"{[key.hex() for key in block_keys(mine, 0, 2)]} {tail_key(mine, 16).hex()}"
+    assert out.splitlines()[-1] == f"{[key.hex() for key in group_keys(mine, 0, 2)]} {tail_key(mine, 16).hex()}"
 
 
 def test_encoding_tells_values_apart():

@@ -10,7 +10,7 @@ import pytest
 import test_scheduler_side
 import test_worker_side
 from kvbm_cxl.vllm_integration import handover
-from kvbm_cxl.vllm_integration.keys import block_keys
+from kvbm_cxl.vllm_integration.keys import group_keys
 from kvbm_cxl.vllm_integration.metadata import Blocks
 from kvbm_cxl.vllm_integration.support import clears_first
 from requests_of_vllm import Scheduled, request, tokens
@@ -129,7 +129,7 @@ def _reserve(here, asked, first, stop, namespace=0):
     """Cells for blocks of a request that are on their way, and what fills them."""
     memory = bytearray(range(256)) * 16 * (stop - first)
     layout = kvbm_cxl.BlockLayout.of_tensors([memoryview(memory).cast("B", (stop - first, 4096))])
-    keys = block_keys(asked, first, stop)
+    keys = group_keys(asked, first, stop)
     return here.access.call(lambda cache: cache.reserve_blocks(here.namespaces[namespace], keys, layout)), layout
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from kvbm_cxl.vllm_integration import handover
-from kvbm_cxl.vllm_integration.keys import block_keys, name_variant, tail_key
+from kvbm_cxl.vllm_integration.keys import group_keys, name_variant, tail_key
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake, WorkerReport
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, request, tokens
 from test_scheduler_side import Bench, _begin, _run, bench  # noqa: F401
@@ -41,7 +41,7 @@ def _answer(here: Bench, weights: bytes) -> None:
 
 
 def _all_keys(asked) -> list[bytes]:
-    return [*block_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)]
+    return [*group_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)]
 
 
 def test_after_a_reset_equal_weights_find_everything_again(here):
@@ -101,7 +101,7 @@ def test_nothing_is_published_until_the_weights_are_known(here):
     assert not orders.saves and orders.inquiry
     _tell(here, orders, weights=START)
     (full, tail) = _run(here, asked, 36).saves
-    assert full.keys == block_keys(asked, 2, 6) and tail.tail_tokens == 4, "what was left out is published then"
+    assert full.keys == group_keys(asked, 2, 6) and tail.tail_tokens == 4, "what was left out is published then"
 
 
 def test_a_request_that_went_on_with_other_weights_publishes_nothing(here):

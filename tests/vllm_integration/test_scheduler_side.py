@@ -9,7 +9,7 @@ import pytest
 from kvbm_cxl.vllm_integration import handover, pool_access
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape
-from kvbm_cxl.vllm_integration.keys import block_keys, tail_key
+from kvbm_cxl.vllm_integration.keys import group_keys, tail_key
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake, WorkerReport
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, request, tokens
@@ -32,7 +32,7 @@ class Bench:
         self.side.handshake({(0, rank): WorkerHandshake(((bytes(namespace),),), 4096) for rank, namespace in enumerate(self.namespaces)})
 
     def publish(self, asked, blocks: int, *, tail: bool = False, ranks: int | None = None) -> None:
-        keys = block_keys(asked, 0, blocks) + ([tail_key(asked, BLOCK_TOKENS)] if tail else [])
+        keys = group_keys(asked, 0, blocks) + ([tail_key(asked, BLOCK_TOKENS)] if tail else [])
         for namespace in self.namespaces[:ranks]:
             for key in keys:
                 self.access.call(lambda cache: cache.publish(namespace, key, key * 16))
@@ -94,8 +94,8 @@ def test_only_what_vllm_does_not_have_is_promised(bench):
     assert here.side.match(asked, 32) == (68, True)
     here.side.note_allocation(asked, allocation(list(range(7))), 68)
     (load,) = here.side.step(Scheduled()).loads
-    assert load.keys == [*block_keys(asked, 2, 6), tail_key(asked, BLOCK_TOKENS)]
-    assert load.block_ids == [2, 3, 4, 5, 6] and load.tail_tokens == 4 and load.parent == block_keys(asked, 1, 2)[0]
+    assert load.keys == [*group_keys(asked, 2, 6), tail_key(asked, BLOCK_TOKENS)]
+    assert load.block_ids == [2, 3, 4, 5, 6] and load.tail_tokens == 4 and load.parent == group_keys(asked, 1, 2)[0]
     assert here.pinned == 5, "pinned until the load is over"
     here.finish_load("a")
     assert here.pinned == 0
@@ -115,7 +115,7 @@ def test_vllm_may_take_less_than_it_is_offered(bench):
     assert here.side.match(asked, 0) == (100, True)
     here.side.note_allocation(asked, allocation(list(range(7))), 96)
     (load,) = here.side.step(Scheduled()).loads
-    assert load.keys == block_keys(asked, 0, 6) and load.tail_tokens == 0 and load.block_ids == list(range(6))
+    assert load.keys == group_keys(asked, 0, 6) and load.tail_tokens == 0 and load.block_ids == list(range(6))
 
 
 def test_every_rank_must_have_a_block(bench):
@@ -265,7 +265,7 @@ def test_a_damaged_block_is_looked_past_until_it_is_gone(bench):
     """A reader has it pinned, so that its owner cannot evict it yet."""
     here, asked = bench(producer=False), request("a", tokens(100))
     here.publish(asked, 6, tail=True)
-    bad = block_keys(asked, 2, 3)
+    bad = group_keys(asked, 2, 3)
     pins = here.access.call(lambda cache: cache.pin_chain(here.namespaces[0], bad))
     report = WorkerReport(0, {"a"}, set(bad))
     here.side.report(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set(), finished_sending=None))
@@ -311,14 +311,14 @@ def test_blocks_are_saved_as_chunks_complete_them(bench, behind):
     here, asked = bench(consumer=False, publish_behind=behind), request("a", tokens(100))
     _begin(here, asked)
     (save,) = _run(here, asked, 40).saves
-    assert (save.keys, save.block_ids, save.parent) == (block_keys(asked, 0, 2), [10, 11], None)
+    assert (save.keys, save.block_ids, save.parent) == (group_keys(asked, 0, 2), [10, 11], None)
     (save,) = _run(here, asked, 40).saves
-    assert (save.keys, save.block_ids, save.parent) == (block_keys(asked, 2, 5), [12, 13, 14], block_keys(asked, 1, 2)[0])
+    assert (save.keys, save.block_ids, save.parent) == (group_keys(asked, 2, 5), [12, 13, 14], group_keys(asked, 1, 2)[0])
     orders = _run(here, asked, 20)
     full, tail = orders.saves
-    assert (full.keys, full.block_ids) == (block_keys(asked, 5, 6), [15])
+    assert (full.keys, full.block_ids) == (group_keys(asked, 5, 6), [15])
     assert (tail.keys, tail.block_ids, tail.tail_tokens) == ([tail_key(asked, BLOCK_TOKENS)], [16], 4)
-    assert tail.parent == block_keys(asked, 5, 6)[0] and orders.complete == {"a"}
+    assert tail.parent == group_keys(asked, 5, 6)[0] and orders.complete == {"a"}
     delay, params = here.side.finish(asked)
     assert delay == behind, "without publish_behind the last step waited for them"
     told = handover.expected_of(params)
@@ -330,7 +330,7 @@ def test_a_prompt_of_whole_blocks_is_complete_without_a_tail(bench):
     _begin(here, asked)
     orders = _run(here, asked, 96)
     (save,) = orders.saves
-    assert save.keys == block_keys(asked, 0, 6) and orders.complete == {"a"}
+    assert save.keys == group_keys(asked, 0, 6) and orders.complete == {"a"}
 
 
 def test_a_prompt_shorter_than_a_block_is_a_tail(bench):
@@ -347,7 +347,7 @@ def test_what_vllm_had_itself_is_offered_to_the_pool_once(bench):
     here.side.note_allocation(asked, allocation([]), 0)
     asked.num_computed_tokens = 64
     saves = _run(here, asked, 36, blocks=list(range(7))).saves
-    assert [key for save in saves for key in save.keys] == [*block_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)]
+    assert [key for save in saves for key in save.keys] == [*group_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)]
     asked.append_output_token_ids([1])
     assert not _run(here, asked, 1, blocks=list(range(7))).saves
 
@@ -362,7 +362,7 @@ def test_generated_blocks_are_saved_if_wanted(bench, generated):
         asked.append_output_token_ids([token])
         saved += [key for save in _run(here, asked, 1).saves for key in save.keys]
     # Of 50 tokens the last has no KV yet: 49 do, which is 3 blocks.
-    assert saved == (block_keys(asked, 1, 3) if generated else [])
+    assert saved == (group_keys(asked, 1, 3) if generated else [])
 
 
 def test_a_consumer_saves_nothing(bench):
@@ -416,7 +416,7 @@ def test_a_preempted_request_comes_back_by_way_of_the_pool(bench):
     # Its prompt's tail lies under a full block now, handed over or not.
     here.side._track(asked).expected = handover.Expected(40, str(here.namespaces[0]))
     external, beside, orders = here.admit(asked)
-    assert (external, beside) == (64, True) and orders.loads[0].keys == block_keys(asked, 0, 4)
+    assert (external, beside) == (64, True) and orders.loads[0].keys == group_keys(asked, 0, 4)
     here.finish_load("a")
     asked.num_computed_tokens = 64
     assert not _run(here, asked, 6).saves

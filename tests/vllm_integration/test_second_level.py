@@ -2,7 +2,6 @@
 """The connector with a second level: what its pool evicted comes back for a request that waits, and a store that fails costs hits alone."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import kvbm_cxl
@@ -11,10 +10,11 @@ from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import pool_access, second_level
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape
-from kvbm_cxl.vllm_integration.keys import block_keys
+from kvbm_cxl.vllm_integration.keys import group_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, request, tokens
+from waiting import until
 
 BLOCKS = 6
 WAIT_S = 60
@@ -38,7 +38,7 @@ class Engine:
         self.side.handshake({(0, rank): WorkerHandshake(((bytes(ns),),), 4096) for rank, ns in enumerate(self.namespaces)})
 
     def publish(self, asked) -> list[bytes]:
-        keys = block_keys(asked, 0, BLOCKS)
+        keys = group_keys(asked, 0, BLOCKS)
         for rank, namespace in enumerate(self.namespaces):
             stored = self.access.call(lambda cache: cache.publish_all(namespace, keys, [data_of(rank, key) for key in keys]))
             assert set(stored) == {"stored"}
@@ -57,11 +57,7 @@ class Engine:
 
     def match(self, asked):
         """What is promised once the request does not have to wait."""
-        deadline = time.monotonic() + WAIT_S
-        while (found := self.side.match(asked, 0))[0] is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return found
+        return until(lambda: (found := self.side.match(asked, 0))[0] is not None and found, "no answer")
 
     def counts(self) -> dict[str, int]:
         stats = self.side.take_stats()
@@ -72,13 +68,6 @@ class Engine:
         self.side.close()
         self.second.release()
         self.access.release()
-
-
-def until(what, why: str):
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import handover, pool_access
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape, shape_of
-from kvbm_cxl.vllm_integration.keys import Rehashed, block_keys, hasher_of, tail_key
+from kvbm_cxl.vllm_integration.keys import Rehashed, group_keys, hasher_of, tail_key
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, hasher, request, tokens
@@ -84,7 +84,7 @@ def keys_of_a_small_engine(token_ids: list[int], **more) -> list[bytes]:
     """As vLLM itself names blocks of 16 tokens, and we the tail behind them."""
     asked = request("small", token_ids, **more)
     tail = tail_key(asked, BLOCK_TOKENS)
-    return [*block_keys(asked, 0, 99), *([tail] if tail else [])]
+    return [*group_keys(asked, 0, 99), *([tail] if tail else [])]
 
 
 @pytest.mark.parametrize("block_tokens", (32, 64))

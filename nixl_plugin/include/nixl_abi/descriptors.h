@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Descriptors and lists of them. NIXL's library makes them; a plugin reads them. See types.h.
-#ifndef KVBM_CXL_NIXL_ABI_DESCRIPTORS_H
-#define KVBM_CXL_NIXL_ABI_DESCRIPTORS_H
+#pragma once
 
 #include "types.h"
 
@@ -72,5 +71,3 @@ template <class T> class nixlDescList {
 using nixl_meta_dlist_t = nixlDescList<nixlMetaDesc>;
 using nixl_reg_dlist_t = nixlDescList<nixlBlobDesc>;
 using nixl_remote_meta_dlist_t = nixlDescList<nixlRemoteMetaDesc>;
-
-#endif

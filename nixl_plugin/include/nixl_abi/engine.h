@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The class that a plugin derives its engine from, and what passes through its calls. See types.h.
-#ifndef KVBM_CXL_NIXL_ABI_ENGINE_H
-#define KVBM_CXL_NIXL_ABI_ENGINE_H
+#pragma once
 
 #include "descriptors.h"
 #include <mutex>
@@ -121,5 +120,3 @@ class nixlBackendEngine {
         return NIXL_ERR_NOT_SUPPORTED;
     }
 };
-
-#endif

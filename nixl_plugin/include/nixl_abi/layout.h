@@ -2,8 +2,7 @@
 //
 // The layouts that releases 1.3.1 to 1.5.1 of NIXL agree on. Included after NIXL's own headers or ours: whichever it was, a difference
 // stops the build here.
-#ifndef KVBM_CXL_NIXL_ABI_LAYOUT_H
-#define KVBM_CXL_NIXL_ABI_LAYOUT_H
+#pragma once
 
 #include <cstddef>
 
@@ -40,5 +39,3 @@ static_assert(offsetof(nixlBackendInitParams, enableTelemetry_) == 92);
 static_assert(offsetof(nixlBackendOptionalArgs, notifMsg) == 0 && offsetof(nixlBackendOptionalArgs, hasNotif) == 32);
 static_assert(offsetof(nixlBackendOptionalArgs, customParam) == 40);
 #pragma GCC diagnostic pop
-
-#endif

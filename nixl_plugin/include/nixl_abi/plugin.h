@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the entry point of a plugin hands over. See types.h.
-#ifndef KVBM_CXL_NIXL_ABI_PLUGIN_H
-#define KVBM_CXL_NIXL_ABI_PLUGIN_H
+#pragma once
 
 #include "engine.h"
 
@@ -25,5 +24,3 @@ extern "C" {
 NIXL_PLUGIN_EXPORT nixlBackendPlugin* nixl_plugin_init();
 NIXL_PLUGIN_EXPORT void nixl_plugin_fini();
 }
-
-#endif

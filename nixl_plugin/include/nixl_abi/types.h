@@ -2,8 +2,7 @@
 //
 // The vocabulary of NIXL's plugin interface, version 1, as its releases 1.3.1 to 1.5.1 have it: our own declarations, for machines on which
 // NIXL's headers are not installed. Names, values and layouts are NIXL's, because the binary interface demands them; layout.h asserts them.
-#ifndef KVBM_CXL_NIXL_ABI_TYPES_H
-#define KVBM_CXL_NIXL_ABI_TYPES_H
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -55,5 +54,3 @@ using nixlMemViewH = void*;
 /// Only ever passed by pointer, and never looked into.
 struct nixlAgentOptionalArgs;
 using nixl_opt_args_t = nixlAgentOptionalArgs;
-
-#endif

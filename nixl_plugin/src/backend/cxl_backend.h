@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine as NIXL sees it: checks what it is given, and leaves the work to the modules. No call lets an exception out.
-#ifndef KVBM_CXL_NIXL_BACKEND_CXL_BACKEND_H
-#define KVBM_CXL_NIXL_BACKEND_CXL_BACKEND_H
+#pragma once
 
 #include "prepare.h"
 #include <shared_mutex>
@@ -77,5 +76,3 @@ class nixlCxlEngine : public nixlBackendEngine {
                                    std::chrono::microseconds& margin, nixl_cost_t& method,
                                    const nixl_opt_args_t* extra = nullptr) const override;
 };
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Notifications as they travel between engines.
-#ifndef KVBM_CXL_NIXL_BACKEND_NOTES_H
-#define KVBM_CXL_NIXL_BACKEND_NOTES_H
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -25,5 +24,3 @@ std::string wrap_note(const Extents& written, std::string_view message);
 bool unwrap_note(std::string_view note, Extents& written, std::string& message);
 
 } // namespace kvbm_cxl
-
-#endif

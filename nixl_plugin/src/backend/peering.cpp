@@ -30,44 +30,7 @@ std::string names(const std::vector<std::string>& agents) {
     return listed;
 }
 
-/// The memory of a registration that a peer asked for, in use as long as a session has it.
-class InUse : public Memory {
-    std::shared_ptr<Registration> registration_;
-    std::shared_ptr<Memory> memory_;
-
-  public:
-    InUse(std::shared_ptr<Registration> registration, std::shared_ptr<Memory> memory)
-        : registration_(std::move(registration)), memory_(std::move(memory)) {}
-    ~InUse() override { registration_->end_use(); }
-    bool contains(const Piece& piece) const override { return memory_->contains(piece); }
-    Status to_pool(std::span<const Piece> pieces, uint64_t offset) override { return memory_->to_pool(pieces, offset); }
-    Status from_pool(std::span<const Piece> pieces, uint64_t offset) override { return memory_->from_pool(pieces, offset); }
-    bool may_still_write() override { return memory_->may_still_write(); }
-    std::optional<uint64_t> pool_offset(const Piece& piece) const override { return memory_->pool_offset(piece); }
-    Status publish(const Piece& piece) override { return memory_->publish(piece); }
-};
-
 } // namespace
-
-/// The engine's registrations, as peers name them.
-class Peering::Served : public Registrations {
-    Peering& peering_;
-
-  public:
-    explicit Served(Peering& peering) : peering_(peering) {}
-
-    std::shared_ptr<Memory> find(uint64_t number) override {
-        auto registration = peering_.core_->registry.find(number);
-        if (!registration || !registration->begin_use())
-            return nullptr;
-        Status failure;
-        auto memory = peering_.memory_of(*registration, failure);
-        if (memory)
-            return std::make_shared<InUse>(std::move(registration), std::move(memory));
-        registration->end_use();
-        return nullptr;
-    }
-};
 
 /// A part over a link, posted or not. It ends when a thread looks: that of the application that polls, or one that gives its memory back.
 class StagedRun {
@@ -95,7 +58,7 @@ class StagedRun {
         std::lock_guard lock(mutex_);
         Status begun;
         try {
-            begun = staged.start(plan_, direction, std::nullopt, transfer_);
+            begun = staged.start(plan_, direction, transfer_);
         } catch (...) {
             not_begun();
             throw;
@@ -188,17 +151,18 @@ Status Peering::create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> g
     staging.staging_bytes = options.staging_bytes;
     staging.block_bytes = options.staging_chunk_bytes;
     staging.timeout_ms = options.timeout_ms;
-    made->served_ = std::make_unique<Served>(*made);
-    made->staged_ = std::make_unique<Staged>(*made->links_, *made->served_, staging);
-    // Ends with the links, which this object has.
-    made->links_->on_revoke(
-        [self = made.get()](const std::string& engine_id, uint64_t registration) { return self->give_back(engine_id, registration); });
-    made->links_->on_borrow([registry = &core->registry](uint64_t number) {
+    // These functions end with the links, which this object has.
+    made->staged_ =
+        std::make_unique<Staged>(*made->links_, [self = made.get()](uint64_t number) { return self->find_memory(number); }, staging);
+    LinkHooks hooks;
+    hooks.may_lend = [registry = &core->registry](uint64_t number) {
         auto registration = registry->find(number);
         return registration && registration->kind == RegionKind::pool && !registration->is_closed();
-    });
-    made->links_->on_close([self = made.get()](const std::string& engine_id) { return self->is_used(engine_id); });
-    made->links_->on_tick([self = made.get()] { self->report_.tell(self->core_->pool->handle(), self->count_all(true)); });
+    };
+    hooks.is_used = [self = made.get()](const std::string& engine_id) { return self->is_used(engine_id); };
+    hooks.revoke = [self = made.get()](const std::string& engine_id, uint64_t number) { return self->give_back(engine_id, number); };
+    hooks.tick = [self = made.get()] { self->report_.tell(self->core_->pool->handle(), self->count_all(true)); };
+    made->links_->set_hooks(std::move(hooks));
     peering = std::move(made);
     return {};
 }
@@ -402,6 +366,19 @@ void Peering::settle_all() {
     }
     for (const auto& run : runs)
         run->settle();
+}
+
+std::shared_ptr<Memory> Peering::find_memory(uint64_t number) {
+    auto registration = core_->registry.find(number);
+    if (!registration || !registration->begin_use())
+        return nullptr;
+    std::shared_ptr<void> use(registration.get(), [registration](void*) { registration->end_use(); });
+    Status failure;
+    auto memory = memory_of(*registration, failure);
+    if (!memory)
+        return nullptr;
+    auto used = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<Memory>>>(std::move(use), memory);
+    return {used, memory.get()};
 }
 
 std::shared_ptr<Memory> Peering::memory_of(Registration& registration, Status& failure) {

@@ -2,8 +2,7 @@
 //
 // An engine's other ends: engines of this process, reached directly, and of other processes, reached over links. What the links and the
 // staged transfers do not know of the engine, they get here.
-#ifndef KVBM_CXL_NIXL_BACKEND_PEERING_H
-#define KVBM_CXL_NIXL_BACKEND_PEERING_H
+#pragma once
 
 #include "cuda/gpus.h"
 #include "notes.h"
@@ -15,12 +14,9 @@ namespace kvbm_cxl {
 class StagedRun;
 
 class Peering : public std::enable_shared_from_this<Peering> {
-    class Served;
-
     const std::shared_ptr<Core> core_;
     const std::shared_ptr<cuda::Gpus> gpus_; // none where there are no GPUs
     std::unique_ptr<Links> links_;
-    std::unique_ptr<Served> served_;
     std::unique_ptr<Staged> staged_;
     CountReport report_; // under the turn of the links
 
@@ -69,6 +65,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
     friend class StagedPart;
     /// What the engine and its links have counted. One that does not run holds nothing.
     Counters::Values count_all(bool is_running) const;
+    /// A registration's memory, in use as long as a session of a peer has it.
+    std::shared_ptr<Memory> find_memory(uint64_t number);
     std::shared_ptr<Memory> memory_of(Registration& registration, Status& failure);
     /// Remembers a run, so that its end is reported even if the application never polls it.
     void watch(const std::shared_ptr<StagedRun>& run);
@@ -88,5 +86,3 @@ class Peering : public std::enable_shared_from_this<Peering> {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "prepare.h"
+#include <set>
 
 namespace kvbm_cxl {
 
@@ -17,22 +18,18 @@ std::byte* reachable_bytes(const Pair& pair) {
     return reinterpret_cast<std::byte*>(pair.remote_address);
 }
 
-bool is_in_process(const RemoteRegion& region) {
-    return region.is_in_process;
-}
-
 /// Between DRAM of this process or the pool and DRAM somewhere.
 Status route_dram(nixl_xfer_op_t operation, const Pair& pair, size_t index, Route& route) {
     const RemoteRegion& region = *pair.remote;
     const Peer& peer = *region.peer;
     bool is_local_pool = pair.local->kind == RegionKind::pool;
     bool is_remote_pool = region.is.kind == RegionKind::pool;
-    if (!is_in_process(region) && !peer.is_same_pool)
+    if (!region.is_in_process && !peer.is_same_pool)
         return refused(NIXL_ERR_MISMATCH, index,
                        text("agent ", peer.agent, " uses the pool ", uuid_text(peer.info.pool), ", this one another: give both the same"));
-    if (is_in_process(region) && is_remote_pool && is_local_pool && !peer.is_same_pool)
+    if (region.is_in_process && is_remote_pool && is_local_pool && !peer.is_same_pool)
         return refused(NIXL_ERR_NOT_SUPPORTED, index, "copies from one pool to another are not supported");
-    if (!is_in_process(region) && !is_remote_pool)
+    if (!region.is_in_process && !is_remote_pool)
         route = Route::staged;
     else if (is_local_pool && is_remote_pool)
         route = Route::within;
@@ -50,16 +47,16 @@ Status route_pair(nixl_xfer_op_t operation, const Pair& pair, size_t index, Rout
     if (is_near_dram && is_far_dram)
         return route_dram(operation, pair, index, route);
     if (far == RegionKind::object || far == RegionKind::file) {
-        if (!is_in_process(*pair.remote))
+        if (!pair.remote->is_in_process)
             return refused(NIXL_ERR_NOT_SUPPORTED, index,
                            "objects and files are reached through this agent's own registration of them, not through another agent's");
         route = far == RegionKind::object ? Route::object : Route::file;
         return {};
     }
     if (near == RegionKind::device || far == RegionKind::device) {
-        if (!is_in_process(*pair.remote) && !pair.remote->peer->is_same_pool)
+        if (!pair.remote->is_in_process && !pair.remote->peer->is_same_pool)
             return refused(NIXL_ERR_MISMATCH, index, text("agent ", pair.remote->peer->agent, " uses another pool: give both the same"));
-        route = is_in_process(*pair.remote) || far == RegionKind::pool ? Route::device : Route::staged;
+        route = pair.remote->is_in_process || far == RegionKind::pool ? Route::device : Route::staged;
         return {};
     }
     return refused(NIXL_ERR_NOT_SUPPORTED, index, "objects and files cannot be the local side of a transfer");
@@ -96,7 +93,7 @@ void append(Pairs& pairs, const Pair& pair) {
 /// Keeps what the pairs name, each once; lists name few registrations many times, mostly the same one in a row.
 class Keeper {
     XferRequest& request_;
-    std::map<const void*, bool> kept_;
+    std::set<const void*> kept_;
     const void* last_local_ = nullptr;
     const void* last_remote_ = nullptr;
 
@@ -104,9 +101,9 @@ class Keeper {
     explicit Keeper(XferRequest& request) : request_(request) {}
 
     void keep(const std::shared_ptr<Registration>& local, const std::shared_ptr<const RemoteRegion>& remote) {
-        if (local.get() != last_local_ && kept_.emplace(local.get(), true).second)
+        if (local.get() != last_local_ && kept_.insert(local.get()).second)
             request_.keep(local);
-        if (remote.get() != last_remote_ && kept_.emplace(remote.get(), true).second)
+        if (remote.get() != last_remote_ && kept_.insert(remote.get()).second)
             request_.keep(remote);
         last_local_ = local.get();
         last_remote_ = remote.get();

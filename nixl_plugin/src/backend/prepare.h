@@ -2,8 +2,7 @@
 //
 // From lists of descriptors to parts: checks every descriptor against the registrations, joins neighbours, and sorts out which way each
 // pair of stretches goes.
-#ifndef KVBM_CXL_NIXL_BACKEND_PREPARE_H
-#define KVBM_CXL_NIXL_BACKEND_PREPARE_H
+#pragma once
 
 #include "request.h"
 #include "transfer/direct.h"
@@ -44,5 +43,3 @@ Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, con
 void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Routed& routed, XferRequest& request);
 
 } // namespace kvbm_cxl
-
-#endif

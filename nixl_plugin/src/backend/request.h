@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A transfer as NIXL's handle of it knows it: its parts, its state, and the notification after it.
-#ifndef KVBM_CXL_NIXL_BACKEND_REQUEST_H
-#define KVBM_CXL_NIXL_BACKEND_REQUEST_H
+#pragma once
 
 #include "peering.h"
 
@@ -87,5 +86,3 @@ struct RequestHandle : nixlBackendReqH {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -2,8 +2,7 @@
 //
 // A GPU of the pool library, and copies that were started on it. What they copy, how, and what the memory needs around it, is the
 // library's: here is what the copies of a transfer hold until their end is known.
-#ifndef KVBM_CXL_NIXL_CUDA_GPU_H
-#define KVBM_CXL_NIXL_CUDA_GPU_H
+#pragma once
 
 #include "support/pool.h"
 #include <memory>
@@ -82,5 +81,3 @@ class Copy {
 };
 
 } // namespace kvbm_cxl::cuda
-
-#endif

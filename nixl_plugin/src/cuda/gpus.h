@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory of GPUs in transfers (VRAM_SEG): what an engine uses of this folder.
-#ifndef KVBM_CXL_NIXL_CUDA_GPUS_H
-#define KVBM_CXL_NIXL_CUDA_GPUS_H
+#pragma once
 
 #include "gpu.h"
 #include "staged/memory.h"
@@ -95,5 +94,3 @@ class DeviceMemory : public Memory {
 };
 
 } // namespace kvbm_cxl::cuda
-
-#endif

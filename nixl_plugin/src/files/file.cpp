@@ -255,72 +255,58 @@ Status File::refuse_pools(uint64_t offset, size_t len_bytes) const {
                                        ": it was formatted as a pool since it was registered: register it again to reach its blocks")};
 }
 
-Status File::read_calls(uint64_t offset, std::byte* to, size_t len_bytes, const std::atomic<bool>& stop) const {
-    for (size_t done = 0; done < len_bytes;) {
-        if (stop.load(std::memory_order_relaxed))
-            return cancelled();
-        size_t left = std::min(len_bytes - done, step_bytes);
-        ssize_t got = uninterrupted([&] { return pread(fd_, to + done, left, static_cast<off_t>(offset + done)); });
-        if (got < 0)
-            return os_failure("reading", offset + done, left);
-        if (got == 0)
-            return {NIXL_ERR_MISMATCH,
-                    text("CXL: reading ", len_bytes, " bytes at offset ", offset, " of ", name_, ": it ends at offset ", offset + done)};
-        done += static_cast<size_t>(got);
+Status File::step(bool is_write, uint64_t offset, std::byte* memory, size_t len_bytes, size_t& moved) const {
+    moved = len_bytes;
+    if (is_mapped()) {
+        int status =
+            is_write ? cxl_shm_device_write(device_, offset, memory, len_bytes) : cxl_shm_device_read(device_, offset, memory, len_bytes);
+        return status == CXL_SHM_OK
+                   ? Status()
+                   : pool_failure(status, text(is_write ? "writing " : "reading ", len_bytes, " bytes at offset ", offset, " of ", name_));
     }
+    auto at = static_cast<off_t>(offset);
+    ssize_t result = uninterrupted([&] { return is_write ? pwrite(fd_, memory, len_bytes, at) : pread(fd_, memory, len_bytes, at); });
+    if (result < 0)
+        return os_failure(is_write ? "writing" : "reading", offset, len_bytes);
+    moved = static_cast<size_t>(result);
     return {};
 }
 
-Status File::write_calls(uint64_t offset, const std::byte* from, size_t len_bytes, const std::atomic<bool>& stop) const {
-    if (Status refused = refuse_pools(offset, len_bytes); !refused.ok())
-        return refused;
-    for (size_t done = 0; done < len_bytes;) {
+Status File::move(bool is_write, uint64_t offset, const LocalPiece& piece, const std::atomic<bool>& stop) const {
+    const char* what = is_write ? "writing " : "reading ";
+    if (offset > INT64_MAX || piece.len_bytes > INT64_MAX - offset)
+        return {NIXL_ERR_INVALID_PARAM, text("CXL: ", what, piece.len_bytes, " bytes at offset ", offset, " of ", name_, ": too far")};
+    if (Status ready = piece.refresh(); !ready.ok())
+        return ready;
+    if (is_write && !is_mapped()) {
+        if (Status refused = refuse_pools(offset, piece.len_bytes); !refused.ok())
+            return refused;
+    }
+    for (size_t done = 0; done < piece.len_bytes;) {
         if (stop.load(std::memory_order_relaxed))
             return cancelled();
-        size_t left = std::min(len_bytes - done, step_bytes);
-        ssize_t put = uninterrupted([&] { return pwrite(fd_, from + done, left, static_cast<off_t>(offset + done)); });
-        if (put < 0)
-            return os_failure("writing", offset + done, left);
-        if (put == 0)
+        size_t left = std::min(piece.len_bytes - done, step_bytes), moved = 0;
+        if (Status status = step(is_write, offset + done, piece.address + done, left, moved); !status.ok())
+            return status;
+        if (moved == 0 && is_write)
             return {NIXL_ERR_BACKEND, text("CXL: writing ", left, " bytes at offset ", offset + done, " of ", name_, ": nothing is taken")};
-        done += static_cast<size_t>(put);
-    }
-    return {};
-}
-
-Status File::device_calls(bool is_write, uint64_t offset, std::byte* memory, size_t len_bytes, const std::atomic<bool>& stop) const {
-    for (size_t done = 0; done < len_bytes;) {
-        if (stop.load(std::memory_order_relaxed))
-            return cancelled();
-        size_t left = std::min(len_bytes - done, step_bytes);
-        int status = is_write ? cxl_shm_device_write(device_, offset + done, memory + done, left)
-                              : cxl_shm_device_read(device_, offset + done, memory + done, left);
-        if (status != CXL_SHM_OK)
-            return pool_failure(status, text(is_write ? "writing " : "reading ", left, " bytes at offset ", offset + done, " of ", name_));
-        done += left;
+        if (moved == 0)
+            return {NIXL_ERR_MISMATCH, text("CXL: reading ", piece.len_bytes, " bytes at offset ", offset, " of ", name_,
+                                            ": it ends at offset ", offset + done)};
+        done += moved;
     }
     return {};
 }
 
 Status File::read(uint64_t offset, const LocalPiece& piece, const std::atomic<bool>& stop) const {
-    if (offset > INT64_MAX || piece.len_bytes > INT64_MAX - offset)
-        return {NIXL_ERR_INVALID_PARAM, text("CXL: reading ", piece.len_bytes, " bytes at offset ", offset, " of ", name_, ": too far")};
-    if (Status ready = piece.refresh(); !ready.ok())
-        return ready;
-    Status done = is_mapped() ? device_calls(false, offset, piece.address, piece.len_bytes, stop)
-                              : read_calls(offset, piece.address, piece.len_bytes, stop);
+    Status done = move(false, offset, piece, stop);
     // Stored bytes must not stay in the cache, whatever the rest did.
     Status published = piece.publish();
     return done.ok() ? published : done;
 }
 
 Status File::write(uint64_t offset, const LocalPiece& piece, const std::atomic<bool>& stop) const {
-    if (offset > INT64_MAX || piece.len_bytes > INT64_MAX - offset)
-        return {NIXL_ERR_INVALID_PARAM, text("CXL: writing ", piece.len_bytes, " bytes at offset ", offset, " of ", name_, ": too far")};
-    if (Status ready = piece.refresh(); !ready.ok())
-        return ready;
-    return is_mapped() ? device_calls(true, offset, piece.address, piece.len_bytes, stop)
-                       : write_calls(offset, piece.address, piece.len_bytes, stop);
+    return move(true, offset, piece, stop);
 }
 
 Status open_file(const Core& core, uint64_t descriptor, const std::string& meta_info, std::unique_ptr<RegistrationExtra>& file) {

@@ -9,8 +9,7 @@
 //
 // A devdax device, a file on a DAX file system, and whatever is part of a pool, is reached through the pool's library: by mapping, with
 // the flushes that hosts without coherence need, and, of a pool, only the blocks. All else is read and written by pread and pwrite.
-#ifndef KVBM_CXL_NIXL_FILES_FILE_H
-#define KVBM_CXL_NIXL_FILES_FILE_H
+#pragma once
 
 #include "transfer/storage.h"
 
@@ -46,9 +45,9 @@ class File : public RegistrationExtra {
     Status choose_access(FileAccess access);
     Status os_failure(std::string_view what, uint64_t offset, size_t len_bytes) const;
     Status refuse_pools(uint64_t offset, size_t len_bytes) const;
-    Status read_calls(uint64_t offset, std::byte* to, size_t len_bytes, const std::atomic<bool>& stop) const;
-    Status write_calls(uint64_t offset, const std::byte* from, size_t len_bytes, const std::atomic<bool>& stop) const;
-    Status device_calls(bool is_write, uint64_t offset, std::byte* memory, size_t len_bytes, const std::atomic<bool>& stop) const;
+    /// Moves some bytes, up to `len_bytes`; `moved` is how many.
+    Status step(bool is_write, uint64_t offset, std::byte* memory, size_t len_bytes, size_t& moved) const;
+    Status move(bool is_write, uint64_t offset, const LocalPiece& piece, const std::atomic<bool>& stop) const;
 
   public:
     /// The file that a registration names.
@@ -79,5 +78,3 @@ Status query_files(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>
 Status make_file_part(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Pairs pairs, std::unique_ptr<Part>& part);
 
 } // namespace kvbm_cxl
-
-#endif

@@ -39,17 +39,9 @@ class FilePart : public StoragePart {
             if (!file)
                 return {NIXL_ERR_NOT_SUPPORTED,
                         "CXL: files are reached by the agent that registered them only: name this agent as the remote one"};
-            // Those that continue one another on both sides are one call.
-            Step* last = steps_.empty() ? nullptr : &steps_.back();
-            LocalPiece piece = local_piece(pair);
-            if (last && last->file == file && last->offset + last->piece.len_bytes == pair.remote_address &&
-                last->piece.address + last->piece.len_bytes == piece.address && last->piece.is_pool == piece.is_pool) {
-                last->piece.len_bytes += piece.len_bytes;
-                continue;
-            }
             if (files_.empty() || files_.back() != pair.remote->own)
                 files_.push_back(pair.remote->own);
-            steps_.push_back({file, pair.remote_address, piece});
+            steps_.push_back({file, pair.remote_address, local_piece(pair)});
         }
         return prepare(core_, pairs, "files");
     }

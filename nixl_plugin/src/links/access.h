@@ -9,8 +9,7 @@
 //     end the use;
 //
 // docs/STAGED.md, "Direct copies", says why that is so.
-#ifndef KVBM_CXL_NIXL_LINKS_ACCESS_H
-#define KVBM_CXL_NIXL_LINKS_ACCESS_H
+#pragma once
 
 #include "support/pool.h"
 #include <atomic>
@@ -72,5 +71,3 @@ struct Loan {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -2,8 +2,7 @@
 //
 // Connects to peers on a thread of its own, which is there once there is something to connect: asking for a connection waits for the other
 // end, and that may be stopped.
-#ifndef KVBM_CXL_NIXL_LINKS_CONNECTOR_H
-#define KVBM_CXL_NIXL_LINKS_CONNECTOR_H
+#pragma once
 
 #include "support/pool.h"
 #include <condition_variable>
@@ -50,5 +49,3 @@ class Connector {
 };
 
 } // namespace kvbm_cxl
-
-#endif

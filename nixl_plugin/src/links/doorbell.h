@@ -2,8 +2,7 @@
 //
 // Wakes the progress thread of an engine of the same machine: a datagram to an abstract socket named after the engine. It carries nothing,
 // and nothing depends on it: an engine that is not reached (another host, another network namespace) looks at the end of its pause.
-#ifndef KVBM_CXL_NIXL_LINKS_DOORBELL_H
-#define KVBM_CXL_NIXL_LINKS_DOORBELL_H
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -27,5 +26,3 @@ class Doorbell {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -39,7 +39,7 @@ void Links::bury_lost() {
     // The call of the service may end further links.
     for (size_t i = 0; i < lost_.size();) {
         // That it is closed says to the peer that nothing of its memory is used over it any more.
-        if (Link& link = *lost_[i].first; link.is_borrowing && is_used_ && is_used_(link.engine_id())) {
+        if (Link& link = *lost_[i].first; link.is_borrowing && hooks_.is_used && hooks_.is_used(link.engine_id())) {
             ++i;
             continue;
         }
@@ -126,7 +126,7 @@ void Links::shut_down() {
             for (bool did = true; link->is_known() && link->queued() && now_ns() < end && link->flush(did).ok();)
                 std::this_thread::yield();
             bool is_used = false;
-            while ((is_used = link->is_borrowing && is_used_ && is_used_(link->engine_id())) && now_ns() < end)
+            while ((is_used = link->is_borrowing && hooks_.is_used && hooks_.is_used(link->engine_id())) && now_ns() < end)
                 std::this_thread::yield();
             uint64_t now = now_ns();
             if (!is_used)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One connection to a peer: a queue in front of the ring, and who is at the other end. Used by the thread that has the turn of the links.
-#ifndef KVBM_CXL_NIXL_LINKS_LINK_H
-#define KVBM_CXL_NIXL_LINKS_LINK_H
+#pragma once
 
 #include "support/pool.h"
 #include "wire.h"
@@ -91,5 +90,3 @@ class Link {
 };
 
 } // namespace kvbm_cxl
-
-#endif

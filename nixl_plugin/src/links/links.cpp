@@ -32,7 +32,7 @@ constexpr uint64_t RING_NS = 30'000;
 constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
 /// Longest sleep while an application polls and something is under way: it may stop polling.
 constexpr uint64_t DRIVEN_PAUSE_US = 500;
-/// How often on_tick() is called.
+/// How often LinkHooks::tick is called.
 constexpr uint64_t TICK_NS = 250'000'000;
 /// Messages taken from a link in one round.
 constexpr int TOGETHER = 32;
@@ -177,9 +177,9 @@ bool Links::round(uint64_t now) {
     if (now >= look_ns_)
         look_at_peers(now);
     wake_peers(now);
-    if (tick_ && now >= tick_ns_) {
+    if (hooks_.tick && now >= tick_ns_) {
         tick_ns_ = now + TICK_NS;
-        tick_();
+        hooks_.tick();
     }
     has_links_.store(!links_.empty(), std::memory_order_relaxed);
     are_rung_.store(std::all_of(links_.begin(), links_.end(), [](const auto& link) { return link->has_bell; }), std::memory_order_relaxed);

@@ -14,8 +14,7 @@
 //
 // A peer is known by its engine id, which is made at random with every engine: an agent that was restarted is another peer, and its
 // predecessor's connections die with it. docs/STAGED.md says what the messages are and why they are right.
-#ifndef KVBM_CXL_NIXL_LINKS_LINKS_H
-#define KVBM_CXL_NIXL_LINKS_LINKS_H
+#pragma once
 
 #include "access.h"
 #include "link.h"
@@ -76,6 +75,18 @@ class Service {
     virtual bool is_busy() const = 0;
 };
 
+/// What links ask of the engine and notify it of, under the turn.
+struct LinkHooks {
+    /// Whether a registration of this engine may be lent. Nothing is lent without it.
+    std::function<bool(uint64_t registration)> may_lend = {};
+    /// Whether memory of an engine is in use: asked before a link is closed over which it was borrowed, until it is not.
+    std::function<bool(const std::string& engine_id)> is_used = {};
+    /// A peer revokes memory. Called until it returns true: nothing is under way there any more.
+    std::function<bool(const std::string& engine_id, uint64_t registration)> revoke = {};
+    /// Called about four times a second until the links end.
+    std::function<void()> tick = {};
+};
+
 /// How things stand with a peer. `silent` = it could not be reached, or its link failed, and nothing proves that it has ended: it is tried
 /// again whenever it is needed. `gone` = it has certainly ended.
 enum class PeerState { unknown, idle, connecting, linked, silent, gone };
@@ -126,10 +137,6 @@ class Links {
     /// has ended, NIXL_ERR_BACKEND if it cannot be reached, also after `timeout_ms`. It must not throw.
     void borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loan>> loans, uint64_t timeout_ms,
                 std::function<void(const Status&)> done);
-    /// Whether a registration of this engine may be lent: called under the turn. Nothing is lent without it.
-    void on_borrow(std::function<bool(uint64_t registration)> may_lend);
-    /// Whether memory of an engine is in use: called under the turn before a link is closed over which it was borrowed, until it is not.
-    void on_close(std::function<bool(const std::string& engine_id)> is_used);
 
     /// Asks every peer that a registration of this engine was lent to to let go of it, and waits for that, at most `timeout_ms`. Links to
     /// those that do not are closed then. It is also waited for those whose link has ended before, until they have closed it too or are
@@ -140,10 +147,6 @@ class Links {
     }
     /// The same for all that was lent, in the same time.
     Status revoke_all(uint64_t timeout_ms, std::vector<std::string>& silent) { return revoke(0, UINT64_MAX, timeout_ms, silent); }
-    /// What to do when a peer revokes: called under the turn until it returns true (nothing under way there any more).
-    void on_revoke(std::function<bool(const std::string& engine_id, uint64_t registration)> revoked);
-    /// What to do about four times a second: called under the turn until the links end.
-    void on_tick(std::function<void()> tick);
 
     /// Makes progress if no other thread does just now; true if something was done.
     bool progress();
@@ -154,13 +157,12 @@ class Links {
     /// Runs `work` under the turn and returns when it ran: waits for the end of a round.
     void within_turn(const std::function<void()>& work);
 
+    void set_hooks(LinkHooks hooks);
     /// For the service above. Set before anything is linked; it outlives the links that call it, or is reset within the turn.
     void set_service(Service* service);
     /// Within the turn: the link to an engine, or nullptr; then `failure` is NIXL_IN_PROG while it is being connected, else why it cannot
     /// be.
     Link* reach(const std::string& engine_id, Status& failure);
-    /// Within the turn: queues a notification after all earlier messages to the engine.
-    void note(const std::string& engine_id, std::string text);
     /// Ends all links as the destructor does, and stops listening: no work continues afterwards. Waits for the last messages to be
     /// received, at most `close_timeout_ms`.
     void shut_down();
@@ -234,10 +236,7 @@ class Links {
     LinksOptions options_;
     Counts counts_;
     Service* service_ = nullptr;
-    std::function<bool(const std::string&, uint64_t)> revoked_;
-    std::function<bool(uint64_t)> may_lend_;
-    std::function<bool(const std::string&)> is_used_;
-    std::function<void()> tick_;
+    LinkHooks hooks_;
     cxl_ring_t listener_ = CXL_SHM_RING_NONE;
     std::unique_ptr<Connector> connector_;
     std::unique_ptr<Doorbell> doorbell_;
@@ -283,5 +282,3 @@ class Links {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -37,14 +37,6 @@ std::shared_ptr<Access> Links::access_to(const std::string& engine_id) const {
     return found == accesses_.end() ? std::make_shared<Access>(pool_) : found->second;
 }
 
-void Links::on_borrow(std::function<bool(uint64_t)> may_lend) {
-    within_turn([&] { may_lend_ = std::move(may_lend); });
-}
-
-void Links::on_close(std::function<bool(const std::string&)> is_used) {
-    within_turn([&] { is_used_ = std::move(is_used); });
-}
-
 void Links::borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loan>> loans, uint64_t timeout_ms,
                    std::function<void(const Status&)> done) {
     Borrowing borrowing{std::move(loans), now_ns() + timeout_ms * 1'000'000, std::move(done)};
@@ -118,7 +110,7 @@ Status Links::on_borrow_message(Link& link, Bytes message) {
     auto registration = reader.get<uint64_t>();
     if (!reader.done())
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " borrows what cannot be")};
-    bool may = may_lend_ && may_lend_(registration);
+    bool may = hooks_.may_lend && hooks_.may_lend(registration);
     link.is_used_by_peer = true;
     if (may)
         link.lent.insert(registration);
@@ -291,7 +283,7 @@ void Links::answer_revocations() {
         auto of = std::find_if(links_.begin(), links_.end(), [&](const auto& link) { return link->number() == revoking.link; });
         if (of == links_.end() || (*of)->is_lost)
             continue;
-        if (revoked_ && !revoked_((*of)->engine_id(), revoking.registration))
+        if (hooks_.revoke && !hooks_.revoke((*of)->engine_id(), revoking.registration))
             revoking_.push_back(revoking);
         else
             (*of)->send(Writer(Kind::revoked).put(revoking.ticket).take());

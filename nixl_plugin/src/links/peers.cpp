@@ -182,12 +182,8 @@ void Links::set_service(Service* service) {
     within_turn([&] { service_ = service; });
 }
 
-void Links::on_revoke(std::function<bool(const std::string&, uint64_t)> revoked) {
-    within_turn([&] { revoked_ = std::move(revoked); });
-}
-
-void Links::on_tick(std::function<void()> tick) {
-    within_turn([&] { tick_ = std::move(tick); });
+void Links::set_hooks(LinkHooks hooks) {
+    within_turn([&] { hooks_ = std::move(hooks); });
 }
 
 // ---- Notifications
@@ -226,12 +222,6 @@ Status Links::notify_engine(const std::string& engine_id, const std::string& age
     made->push_back({0, std::move(text_of)});
     post([this, engine_id, made] { queue_note(engine_id, *made); });
     return {};
-}
-
-void Links::note(const std::string& engine_id, std::string text_of) {
-    std::list<Note> made;
-    made.push_back({0, std::move(text_of)});
-    queue_note(engine_id, made);
 }
 
 void Links::queue_note(const std::string& engine_id, std::list<Note>& made) {

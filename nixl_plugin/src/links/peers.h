@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What Links knows of a peer, of memory that is lent, and of a revocation, under the turn. For the files of Links.
-#ifndef KVBM_CXL_NIXL_LINKS_PEERS_H
-#define KVBM_CXL_NIXL_LINKS_PEERS_H
+#pragma once
 
 #include "links.h"
 #include <list>
@@ -77,5 +76,3 @@ struct Links::Revocation {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -2,8 +2,7 @@
 //
 // Messages between engines as bytes: little-endian, packed, first a byte that says which. docs/STAGED.md has the layouts.
 // A reader never reads beyond its bytes: missing bytes read as zero, and ok() says so afterwards.
-#ifndef KVBM_CXL_NIXL_LINKS_WIRE_H
-#define KVBM_CXL_NIXL_LINKS_WIRE_H
+#pragma once
 
 #include <bit>
 #include <concepts>
@@ -102,5 +101,3 @@ class Reader {
 };
 
 } // namespace kvbm_cxl
-
-#endif

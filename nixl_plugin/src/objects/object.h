@@ -6,8 +6,7 @@
 // An object is immutable. A WRITE has to cover it whole: the pieces of one transfer that name it begin at offset 0 and follow one another
 // without gap or overlap, in any order in the list. Publishing a name that is there with the same length succeeds and changes nothing: the
 // first writer wins. A READ may be of any ranges.
-#ifndef KVBM_CXL_NIXL_OBJECTS_OBJECT_H
-#define KVBM_CXL_NIXL_OBJECTS_OBJECT_H
+#pragma once
 
 #include "transfer/storage.h"
 #include <array>
@@ -61,5 +60,3 @@ Status query_objects(const Core& core, const nixl_reg_dlist_t& descs, std::vecto
 Status make_object_part(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Pairs pairs, std::unique_ptr<Part>& part);
 
 } // namespace kvbm_cxl
-
-#endif

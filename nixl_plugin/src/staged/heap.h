@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ordinary memory of this process as the memory of transfers.
-#ifndef KVBM_CXL_NIXL_STAGED_HEAP_H
-#define KVBM_CXL_NIXL_STAGED_HEAP_H
+#pragma once
 
 #include "memory.h"
 #include "support/pool.h"
@@ -31,5 +30,3 @@ class HeapMemory : public Memory {
 bool lies_in(const Piece& piece, const Piece& whole);
 
 } // namespace kvbm_cxl
-
-#endif

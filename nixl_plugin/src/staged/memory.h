@@ -2,11 +2,11 @@
 //
 // What staged transfers know of memory that is not theirs: the engine's registrations implement this, for the heap, for pool memory and for
 // GPU memory.
-#ifndef KVBM_CXL_NIXL_STAGED_MEMORY_H
-#define KVBM_CXL_NIXL_STAGED_MEMORY_H
+#pragma once
 
 #include "support/status.h"
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,15 +39,8 @@ class Memory {
     virtual Status publish(const Piece&) { return {}; }
 };
 
-/// The registrations of this engine, as peers name them.
-class Registrations {
-  public:
-    virtual ~Registrations() = default;
-    /// The memory of a registration, held while the result lives; nullptr if there is none (any more). Deregistering waits until no
-    /// session holds it: that takes one copy of at most a staging block.
-    virtual std::shared_ptr<Memory> find(uint64_t registration) = 0;
-};
+/// The memory of a registration of this engine, as peers name it, in use while the result lives; nullptr if there is none (any more).
+/// Deregistering waits until no session uses it: that takes one copy of at most a staging block.
+using FindMemory = std::function<std::shared_ptr<Memory>(uint64_t registration)>;
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Messages of staged transfers, and the bounds of what they say; docs/STAGED.md has their layouts.
-#ifndef KVBM_CXL_NIXL_STAGED_MESSAGES_H
-#define KVBM_CXL_NIXL_STAGED_MESSAGES_H
+#pragma once
 
 #include "links/wire.h"
 #include "memory.h"
@@ -39,5 +38,3 @@ struct RequestRange {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Options and counters of staged transfers.
-#ifndef KVBM_CXL_NIXL_STAGED_OPTIONS_H
-#define KVBM_CXL_NIXL_STAGED_OPTIONS_H
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -23,5 +22,3 @@ struct StagedCounts {
 };
 
 } // namespace kvbm_cxl
-
-#endif

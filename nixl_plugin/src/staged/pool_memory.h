@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory of the pool as the memory of staged transfers.
-#ifndef KVBM_CXL_NIXL_STAGED_POOL_MEMORY_H
-#define KVBM_CXL_NIXL_STAGED_POOL_MEMORY_H
+#pragma once
 
 #include "memory.h"
 #include "support/pool.h"
@@ -26,5 +25,3 @@ class PoolMemory : public Memory {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -93,14 +93,10 @@ std::vector<std::byte> compose(Kind what, uint64_t part, const Lists& lists) {
 }
 } // namespace
 
-Status Requester::start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
-                        std::shared_ptr<Transfer>& transfer) {
+Status Requester::start(std::shared_ptr<const Plan> plan, Direction direction, std::shared_ptr<Transfer>& transfer) {
     if (!plan)
         return {NIXL_ERR_INVALID_PARAM, "CXL: a transfer without a plan"};
     std::shared_ptr<Transfer> begun(new Transfer(std::move(plan), direction));
-    begun->has_note_ = note.has_value();
-    if (note)
-        begun->note_ = std::move(*note);
     begun->moved_ns_ = now_ns();
     uint64_t least = rounded_up(begun->plan_->len_bytes / PARTS, PAGE_BYTES);
     begun->part_bytes_ = std::clamp(least, std::min(options_.part_bytes, staging_.block_bytes()), staging_.block_bytes());
@@ -165,14 +161,6 @@ bool Requester::place(const std::shared_ptr<Transfer>& transfer) {
 void Requester::end(Transfer& transfer, const Status& status) noexcept {
     if (transfer.is_ended())
         return;
-    if (status.ok() && transfer.has_note_) {
-        try {
-            links_.note(transfer.plan_->engine_id, std::move(transfer.note_));
-        } catch (const std::exception& error) {
-            fail(transfer, error);
-            return;
-        }
-    }
     if (!status.ok())
         counts_.failed.fetch_add(1, std::memory_order_relaxed);
     transfer.end(status);

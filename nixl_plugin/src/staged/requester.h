@@ -2,8 +2,7 @@
 //
 // The side of a staged transfer that begins it: finds a link, cuts the transfer into parts, requests them of the peer, and copies between
 // this engine's memory and the pool. Everything but start() and cancel() is called under the turn of the links.
-#ifndef KVBM_CXL_NIXL_STAGED_REQUESTER_H
-#define KVBM_CXL_NIXL_STAGED_REQUESTER_H
+#pragma once
 
 #include "options.h"
 #include "session.h"
@@ -16,8 +15,7 @@ class Requester {
         : links_(links), options_(options), counts_(counts), staging_(staging), sessions_(sessions) {}
 
     /// As Staged::start() and Staged::cancel().
-    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
-                 std::shared_ptr<Transfer>& transfer);
+    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::shared_ptr<Transfer>& transfer);
     void cancel(Transfer& transfer) noexcept;
 
     /// Ends every transfer with `reason`.
@@ -59,5 +57,3 @@ class Requester {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -121,7 +121,7 @@ void Responder::serve_write(Session& at, PeerRequest& request) {
 
 Status Responder::copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories) {
     for (uint64_t registration : request.registrations)
-        memories.push_back(registrations_.find(registration));
+        memories.push_back(find_memory_(registration));
     for (const RequestRange& range : request.ranges) {
         if (memories[range.registration] && memories[range.registration]->contains(range.piece))
             continue;

@@ -2,8 +2,7 @@
 //
 // The side of a staged transfer that owns the memory requested: serves the peer's requests, and checks everything in them, since they come
 // from another process. Called under the turn of the links.
-#ifndef KVBM_CXL_NIXL_STAGED_RESPONDER_H
-#define KVBM_CXL_NIXL_STAGED_RESPONDER_H
+#pragma once
 
 #include "options.h"
 #include "session.h"
@@ -12,8 +11,8 @@ namespace kvbm_cxl {
 
 class Responder {
   public:
-    Responder(Registrations& registrations, StagedCounts& counts, Staging& staging, Sessions& sessions)
-        : registrations_(registrations), counts_(counts), staging_(staging), sessions_(sessions) {}
+    Responder(FindMemory find_memory, StagedCounts& counts, Staging& staging, Sessions& sessions)
+        : find_memory_(std::move(find_memory)), counts_(counts), staging_(staging), sessions_(sessions) {}
 
     // Messages of the peer. A failure ends the link.
     Status on_request(Session& session, Direction direction, Reader& reader);
@@ -30,7 +29,7 @@ class Responder {
     /// Makes the copy of a request; `memories` become those that it names.
     Status copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories);
 
-    Registrations& registrations_;
+    FindMemory find_memory_;
     StagedCounts& counts_;
     Staging& staging_;
     Sessions& sessions_;
@@ -38,5 +37,3 @@ class Responder {
 };
 
 } // namespace kvbm_cxl
-
-#endif

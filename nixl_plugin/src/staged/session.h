@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The links of an engine, with the parts that are under way over each in both directions, and how they share the staging blocks.
-#ifndef KVBM_CXL_NIXL_STAGED_SESSION_H
-#define KVBM_CXL_NIXL_STAGED_SESSION_H
+#pragma once
 
 #include "links/links.h"
 #include "messages.h"
@@ -97,5 +96,3 @@ class Sessions {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -10,10 +10,10 @@ namespace {
 constexpr uint64_t EXPIRE_NS = 10'000'000;
 } // namespace
 
-Staged::Staged(Links& links, Registrations& registrations, const StagedOptions& options)
+Staged::Staged(Links& links, FindMemory find_memory, const StagedOptions& options)
     : links_(links), options_(options),
       staging_(links.pool(), options.staging_bytes, std::clamp(options.block_bytes, LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES)),
-      requester_(links, options_, counts_, staging_, sessions_), responder_(registrations, counts_, staging_, sessions_) {
+      requester_(links, options_, counts_, staging_, sessions_), responder_(std::move(find_memory), counts_, staging_, sessions_) {
     links_.set_service(this);
 }
 

@@ -3,19 +3,18 @@
 // Transfers between memory outside the pool and memory outside the pool of another process: through staging blocks in the pool, asked for
 // and answered over a link.
 //
-//     Staged staged(links, registrations, options);                       // one per engine; answers peers from now on
+//     Staged staged(links, find_memory, options);                         // one per engine; answers peers from now on
 //     std::shared_ptr<const Plan> plan;
 //     Status status = Plan::make(peer_engine_id, memories, ranges, plan); // prepXfer: no I/O
 //     std::shared_ptr<Transfer> transfer;
-//     status = staged.start(plan, Direction::read, note, transfer);       // postXfer: any number of times
+//     status = staged.start(plan, Direction::read, transfer);             // postXfer: any number of times
 //     while (transfer->status() == NIXL_IN_PROG) links.progress();        // checkXfer
 //     staged.cancel(*transfer);                                           // releaseReqH at any moment: final when it returns
 //
 // A transfer of any number of ranges is cut into parts of at most a staging block each, several of which are under way, so that one side
 // gathers while the other scatters. Local memory that lies in the pool is read there by the peer (writes), without staging.
 // docs/STAGED.md says what the messages are and why they are right.
-#ifndef KVBM_CXL_NIXL_STAGED_STAGED_H
-#define KVBM_CXL_NIXL_STAGED_STAGED_H
+#pragma once
 
 #include "requester.h"
 #include "responder.h"
@@ -24,17 +23,16 @@ namespace kvbm_cxl {
 
 class Staged : public Service {
   public:
-    Staged(Links& links, Registrations& registrations, const StagedOptions& options);
+    Staged(Links& links, FindMemory find_memory, const StagedOptions& options);
     /// shut_down()
     ~Staged() override;
     /// Fails the transfers under way, and ends the links. No transfer begins afterwards.
     void shut_down();
 
-    /// Begins a transfer; `note` is sent to the peer when the data are where they belong. The status is that of the transfer already if it
-    /// failed at once. Success does not say that it has ended. After a failure, and after an exception, nothing is under way.
-    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
-                 std::shared_ptr<Transfer>& transfer) {
-        return requester_.start(std::move(plan), direction, std::move(note), transfer);
+    /// Begins a transfer. The status is that of the transfer already if it failed at once. Success does not say that it has ended. After a
+    /// failure, and after an exception, nothing is under way.
+    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::shared_ptr<Transfer>& transfer) {
+        return requester_.start(std::move(plan), direction, transfer);
     }
     /// Ends a transfer that is under way with NIXL_ERR_CANCELED. From its return on, its local memory is not touched. What the destination
     /// of a write holds is undefined.
@@ -67,5 +65,3 @@ class Staged : public Service {
 };
 
 } // namespace kvbm_cxl
-
-#endif

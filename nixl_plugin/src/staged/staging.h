@@ -2,8 +2,7 @@
 //
 // The staging blocks of an engine: scratch blocks of the pool, all of one size, at most so many. Those not in use are kept for the next
 // part, and given back to the pool when there was none for a while. Used under the turn of the links.
-#ifndef KVBM_CXL_NIXL_STAGED_STAGING_H
-#define KVBM_CXL_NIXL_STAGED_STAGING_H
+#pragma once
 
 #include "memory.h"
 #include "support/pool.h"
@@ -75,5 +74,3 @@ class Staging {
 };
 
 } // namespace kvbm_cxl
-
-#endif

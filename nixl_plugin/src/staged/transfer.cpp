@@ -20,15 +20,6 @@ Status Plan::make(std::string engine_id, std::vector<std::shared_ptr<Memory>> me
         if (range.len_bytes == 0)
             continue;
         made->len_bytes += range.len_bytes;
-        if (!made->ranges.empty()) {
-            Range& last = made->ranges.back();
-            if (last.memory == range.memory && last.registration == range.registration &&
-                last.local_address + last.len_bytes == range.local_address &&
-                last.remote_address + last.len_bytes == range.remote_address) {
-                last.len_bytes += range.len_bytes;
-                continue;
-            }
-        }
         made->ranges.push_back(range);
     }
     made->engine_id = std::move(engine_id);

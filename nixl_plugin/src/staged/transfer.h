@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A staged transfer: ranges of local memory against ranges of a peer's registrations.
-#ifndef KVBM_CXL_NIXL_STAGED_TRANSFER_H
-#define KVBM_CXL_NIXL_STAGED_TRANSFER_H
+#pragma once
 
 #include "memory.h"
 #include <atomic>
@@ -22,7 +21,7 @@ struct Range {
     uint32_t memory = 0;       // which of the plan's memories the local address is of
 };
 
-/// What to transfer; made once, used as often as one likes. Neighbours that continue each other on both sides are joined.
+/// What to transfer; made once, used as often as one likes.
 struct Plan {
     std::string engine_id; // of the peer
     std::vector<std::shared_ptr<Memory>> memories;
@@ -67,8 +66,6 @@ class Transfer {
 
     std::shared_ptr<const Plan> plan_; // reset at the end
     Direction direction_;
-    std::string note_;
-    bool has_note_ = false;
     std::atomic<nixl_status_t> status_{NIXL_IN_PROG};
     std::atomic<uint64_t> done_bytes_{0};
     std::string reason_;
@@ -81,5 +78,3 @@ class Transfer {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What an engine counts, by the names that the pool has for it (cxl_shm_counter).
-#ifndef KVBM_CXL_NIXL_SUPPORT_COUNTERS_H
-#define KVBM_CXL_NIXL_SUPPORT_COUNTERS_H
+#pragma once
 
 #include "cxl_shm.h"
 #include <array>
@@ -71,5 +70,3 @@ class CountReport {
 };
 
 } // namespace kvbm_cxl
-
-#endif

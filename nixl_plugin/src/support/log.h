@@ -2,8 +2,7 @@
 //
 // Messages on stderr, where NIXL's own appear and at the level that NIXL_LOG_LEVEL asks of it (TRACE, DEBUG, INFO, WARN, ERROR, FATAL; WARN
 // without it). NIXL's logger is not used: its symbols differ between releases.
-#ifndef KVBM_CXL_NIXL_SUPPORT_LOG_H
-#define KVBM_CXL_NIXL_SUPPORT_LOG_H
+#pragma once
 
 #include "status.h"
 
@@ -28,5 +27,3 @@ void log_failure(std::string_view cause, std::string_view what, const std::excep
 nixl_status_t report(std::string_view cause, const Status& failure) noexcept;
 
 } // namespace kvbm_cxl
-
-#endif

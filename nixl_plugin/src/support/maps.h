@@ -2,8 +2,7 @@
 //
 // Mappings of this process: a query of a few mappings where the kernel answers that (PROCMAP_QUERY, Linux 6.11), else the whole
 // of /proc/self/maps. Nothing that can change is remembered.
-#ifndef KVBM_CXL_NIXL_SUPPORT_MAPS_H
-#define KVBM_CXL_NIXL_SUPPORT_MAPS_H
+#pragma once
 
 #include "status.h"
 #include <cstdint>
@@ -47,5 +46,3 @@ class OwnMaps {
 };
 
 } // namespace kvbm_cxl
-
-#endif

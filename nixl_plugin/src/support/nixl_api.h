@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // NIXL's plugin interface: from its own headers where the build found them, else from our declarations. Everything else includes this.
-#ifndef KVBM_CXL_NIXL_SUPPORT_NIXL_API_H
-#define KVBM_CXL_NIXL_SUPPORT_NIXL_API_H
+#pragma once
 
 #ifdef KVBM_CXL_OFFICIAL_NIXL_HEADERS
 #include "backend/backend_plugin.h"
@@ -13,5 +12,3 @@
 #include "nixl_abi/layout.h"
 
 static_assert(NIXL_PLUGIN_API_VERSION == 1 && sizeof(nixlBackendPlugin) == 56, "another version of NIXL's plugin interface");
-
-#endif

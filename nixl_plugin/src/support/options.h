@@ -2,8 +2,7 @@
 //
 // What can be set. Each option has one row in the table of options.cpp; its value is the parameter that the application gave to
 // createBackend, or the default.
-#ifndef KVBM_CXL_NIXL_SUPPORT_OPTIONS_H
-#define KVBM_CXL_NIXL_SUPPORT_OPTIONS_H
+#pragma once
 
 #include "status.h"
 
@@ -42,5 +41,3 @@ std::vector<OptionRow> option_rows();
 bool parse_size(std::string_view text, uint64_t& bytes);
 
 } // namespace kvbm_cxl
-
-#endif

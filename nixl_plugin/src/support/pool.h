@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // An open pool, and the pool's statuses as NIXL's.
-#ifndef KVBM_CXL_NIXL_SUPPORT_POOL_H
-#define KVBM_CXL_NIXL_SUPPORT_POOL_H
+#pragma once
 
 #include "cxl_shm.h"
 #include "maps.h"
@@ -79,5 +78,3 @@ class PoolBlock {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A process as another one of the same kernel can find it, to prove that it has ended.
-#ifndef KVBM_CXL_NIXL_SUPPORT_PROCESS_H
-#define KVBM_CXL_NIXL_SUPPORT_PROCESS_H
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ ProcessMark own_process();
 bool has_process_ended(const ProcessMark& process);
 
 } // namespace kvbm_cxl
-
-#endif

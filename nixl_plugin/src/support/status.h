@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef KVBM_CXL_NIXL_SUPPORT_STATUS_H
-#define KVBM_CXL_NIXL_SUPPORT_STATUS_H
+#pragma once
 
 #include "nixl_api.h"
 #include <sstream>
@@ -39,9 +38,4 @@ std::string hex(uint64_t value);
 /// What an operation ends with that was cancelled.
 Status cancelled();
 
-/// A status in words, as NIXL names it.
-const char* status_name(nixl_status_t status);
-
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Threads that copy large transfers.
-#ifndef KVBM_CXL_NIXL_SUPPORT_WORKERS_H
-#define KVBM_CXL_NIXL_SUPPORT_WORKERS_H
+#pragma once
 
 #include <condition_variable>
 #include <deque>
@@ -51,5 +50,3 @@ class Workers {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the parts of one engine share, and how engines of one process find each other.
-#ifndef KVBM_CXL_NIXL_TRANSFER_CORE_H
-#define KVBM_CXL_NIXL_TRANSFER_CORE_H
+#pragma once
 
 #include "memory.h"
 #include "support/counters.h"
@@ -90,5 +89,3 @@ void enter_engine(const std::shared_ptr<Core>& core);
 std::shared_ptr<Core> find_engine(uint64_t id);
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Copies that this process makes by itself: between its own memory, into the pool, out of it, and within it.
-#ifndef KVBM_CXL_NIXL_TRANSFER_DIRECT_H
-#define KVBM_CXL_NIXL_TRANSFER_DIRECT_H
+#pragma once
 
 #include "transfer.h"
 
@@ -54,5 +53,3 @@ class CopyPlan {
 std::unique_ptr<Part> make_direct_part(std::shared_ptr<Core> core, CopyPlan plan, Uses uses);
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Registered memory: what it is, whether it lies in the pool, and who uses it right now.
-#ifndef KVBM_CXL_NIXL_TRANSFER_MEMORY_H
-#define KVBM_CXL_NIXL_TRANSFER_MEMORY_H
+#pragma once
 
 #include "links/access.h"
 #include "metadata.h"
@@ -111,5 +110,3 @@ Status locate_dram(const Pool& pool, Registration& registration);
 Status resolve_dram(const Pool& pool, Registration& registration);
 
 } // namespace kvbm_cxl
-
-#endif

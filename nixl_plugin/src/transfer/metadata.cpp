@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metadata.h"
 #include <atomic>
+#include <concepts>
 #include <cstring>
 #include <limits>
 #include <sys/random.h>
@@ -28,7 +29,7 @@ class MetadataWriter {
     std::string bytes_;
 
   public:
-    template <class Number> void number(Number value) {
+    template <class Number> void number(const Number& value) {
         for (size_t i = 0; i < sizeof value; i++)
             bytes_.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
     }
@@ -75,26 +76,28 @@ class MetadataReader {
   public:
     explicit MetadataReader(std::string_view bytes) : rest_(bytes), length_(bytes.size()) {}
 
-    template <class Number> Number number() {
+    template <class Number> void number(Number& into) {
         uint64_t value = 0;
         std::string_view bytes = take(sizeof(Number));
         for (size_t i = 0; i < bytes.size(); i++)
             value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-        return static_cast<Number>(value);
+        into = static_cast<Number>(value);
     }
-    PoolUuid uuid() {
-        PoolUuid uuid{};
-        std::string_view bytes = take(uuid.size());
-        std::memcpy(uuid.data(), bytes.data(), bytes.size());
-        return uuid;
+    template <class Number> Number next() {
+        Number value{};
+        number(value);
+        return value;
     }
-    std::string string() {
-        uint32_t length = number<uint32_t>();
-        if (length > most_text_bytes) {
+    void uuid(PoolUuid& into) {
+        std::string_view bytes = take(into.size());
+        std::memcpy(into.data(), bytes.data(), bytes.size());
+    }
+    void string(std::string& into) {
+        auto length = next<uint32_t>();
+        if (length > most_text_bytes)
             fail(text("a text of ", length, " bytes, ", most_text_bytes, " at most"));
-            return {};
-        }
-        return std::string(take(length));
+        else
+            into = take(length);
     }
     /// Empty if all fields were there.
     std::string what_is_wrong() const {
@@ -105,13 +108,13 @@ class MetadataReader {
 /// Checks what both kinds have in common; the fields are the rest of `bytes`.
 Status open_envelope(std::string_view& bytes, uint64_t magic, std::string_view what) {
     MetadataReader reader(bytes);
-    if (bytes.size() < header_bytes + sum_bytes || reader.number<uint64_t>() != magic)
+    if (bytes.size() < header_bytes + sum_bytes || reader.next<uint64_t>() != magic)
         return {NIXL_ERR_INVALID_PARAM, text("CXL: ", bytes.size(), " bytes are no ", what, " of this backend")};
-    if (uint32_t found = reader.number<uint32_t>(); found != version)
+    if (auto found = reader.next<uint32_t>(); found != version)
         return {NIXL_ERR_MISMATCH,
                 text("CXL: ", what, " of version ", found, ", this plugin knows ", version, ": use the same everywhere")};
     std::string_view summed = bytes.substr(0, bytes.size() - sum_bytes);
-    if (reader.number<uint32_t>() != bytes.size() || MetadataReader(bytes.substr(summed.size())).number<uint64_t>() != fnv1a(summed))
+    if (reader.next<uint32_t>() != bytes.size() || MetadataReader(bytes.substr(summed.size())).next<uint64_t>() != fnv1a(summed))
         return {NIXL_ERR_INVALID_PARAM, text("CXL: ", what, " is damaged: its length or sum is wrong")};
     bytes = summed.substr(header_bytes);
     return {};
@@ -122,91 +125,90 @@ Status malformed(std::string_view what, std::string_view wrong) {
                                          ". Load the agent's metadata again, made by the release of the plugin that runs here")};
 }
 
-bool is_kind(uint32_t value) {
-    return value >= static_cast<uint32_t>(RegionKind::heap) && value <= static_cast<uint32_t>(RegionKind::file);
+bool is_kind(RegionKind kind) {
+    return kind >= RegionKind::heap && kind <= RegionKind::file;
+}
+
+/// The fields in order, for a writer and for a reader.
+template <class Bytes, class Region>
+    requires std::same_as<std::remove_const_t<Region>, PublicRegion>
+void fields(Bytes& bytes, Region& region) {
+    bytes.uuid(region.pool);
+    bytes.number(region.engine);
+    bytes.number(region.registration);
+    bytes.number(region.kind);
+    bytes.number(region.base);
+    bytes.number(region.offset);
+    bytes.number(region.len_bytes);
+    bytes.number(region.device);
+}
+
+template <class Bytes, class Info>
+    requires std::same_as<std::remove_const_t<Info>, ConnInfo>
+void fields(Bytes& bytes, Info& info) {
+    bytes.uuid(info.pool);
+    bytes.number(info.engine);
+    bytes.uuid(info.machine);
+    bytes.number(info.slot);
+    bytes.number(info.process.boot);
+    bytes.number(info.process.namespace_id);
+    bytes.number(info.process.start_ticks);
+    bytes.number(info.process.pid);
+    bytes.string(info.agent);
+    bytes.string(info.ring);
+}
+
+template <class Made> std::string write(uint64_t magic, const Made& made) {
+    MetadataWriter out(magic);
+    fields(out, made);
+    return out.finish();
+}
+
+template <class Made> Status read(std::string_view bytes, uint64_t magic, std::string_view what, Made& made) {
+    if (Status opened = open_envelope(bytes, magic, what); !opened.ok())
+        return opened;
+    MetadataReader in(bytes);
+    fields(in, made);
+    std::string wrong = in.what_is_wrong();
+    return wrong.empty() ? Status() : malformed(what, wrong);
 }
 
 } // namespace
 
 std::string encode(const PublicRegion& region) {
-    MetadataWriter out(region_magic);
-    out.uuid(region.pool);
-    out.number(region.engine);
-    out.number(region.registration);
-    out.number(static_cast<uint32_t>(region.kind));
-    out.number(region.base);
-    out.number(region.offset);
-    out.number(region.len_bytes);
-    out.number(region.device);
-    return out.finish();
+    return write(region_magic, region);
 }
 
 Status decode(std::string_view bytes, PublicRegion& region) {
     constexpr std::string_view what = "metadata of a registration";
-    if (Status opened = open_envelope(bytes, region_magic, what); !opened.ok())
-        return opened;
-    MetadataReader in(bytes);
-    PublicRegion read;
-    read.pool = in.uuid();
-    read.engine = in.number<uint64_t>();
-    read.registration = in.number<uint64_t>();
-    uint32_t kind = in.number<uint32_t>();
-    read.kind = static_cast<RegionKind>(kind);
-    read.base = in.number<uint64_t>();
-    read.offset = in.number<uint64_t>();
-    read.len_bytes = in.number<uint64_t>();
-    read.device = in.number<uint64_t>();
-    if (std::string wrong = in.what_is_wrong(); !wrong.empty())
-        return malformed(what, wrong);
-    if (!is_kind(kind))
-        return malformed(what, text("a region of unknown kind ", kind));
+    PublicRegion found;
+    if (Status status = read(bytes, region_magic, what, found); !status.ok())
+        return status;
+    if (!is_kind(found.kind))
+        return malformed(what, text("a region of unknown kind ", static_cast<uint32_t>(found.kind)));
     constexpr uint64_t most = std::numeric_limits<uint64_t>::max();
-    for (auto [start, name] : {std::pair(read.base, "address"), std::pair(read.offset, "pool offset")})
-        if (read.len_bytes > most - start)
-            return malformed(what, text(read.len_bytes, " bytes from ", name, " ", hex(start), " on end beyond all addresses"));
-    region = read;
+    for (auto [start, name] : {std::pair(found.base, "address"), std::pair(found.offset, "pool offset")})
+        if (found.len_bytes > most - start)
+            return malformed(what, text(found.len_bytes, " bytes from ", name, " ", hex(start), " on end beyond all addresses"));
+    region = found;
     return {};
 }
 
 std::string encode(const ConnInfo& info) {
-    MetadataWriter out(conn_magic);
-    out.uuid(info.pool);
-    out.number(info.engine);
-    out.uuid(info.machine);
-    out.number(info.slot);
-    out.number(info.process.boot);
-    out.number(info.process.namespace_id);
-    out.number(info.process.start_ticks);
-    out.number(info.process.pid);
-    out.string(info.agent);
-    out.string(info.ring);
-    return out.finish();
+    return write(conn_magic, info);
 }
 
 Status decode(std::string_view bytes, ConnInfo& info) {
     constexpr std::string_view what = "connection information";
-    if (Status opened = open_envelope(bytes, conn_magic, what); !opened.ok())
-        return opened;
-    MetadataReader in(bytes);
-    ConnInfo read;
-    read.pool = in.uuid();
-    read.engine = in.number<uint64_t>();
-    read.machine = in.uuid();
-    read.slot = in.number<uint32_t>();
-    read.process.boot = in.number<uint64_t>();
-    read.process.namespace_id = in.number<uint64_t>();
-    read.process.start_ticks = in.number<uint64_t>();
-    read.process.pid = in.number<uint32_t>();
-    read.agent = in.string();
-    read.ring = in.string();
-    if (std::string wrong = in.what_is_wrong(); !wrong.empty())
-        return malformed(what, wrong);
-    if (read.ring.size() > CXL_SHM_MAX_KEY_BYTES)
+    ConnInfo found;
+    if (Status status = read(bytes, conn_magic, what, found); !status.ok())
+        return status;
+    if (found.ring.size() > CXL_SHM_MAX_KEY_BYTES)
         return malformed(
-            what, text("the name that the engine listens under has ", read.ring.size(), " bytes, ", CXL_SHM_MAX_KEY_BYTES, " at most"));
-    if (size_t zero = read.ring.find('\0'); zero != std::string::npos)
+            what, text("the name that the engine listens under has ", found.ring.size(), " bytes, ", CXL_SHM_MAX_KEY_BYTES, " at most"));
+    if (size_t zero = found.ring.find('\0'); zero != std::string::npos)
         return malformed(what, text("the name that the engine listens under has a zero byte at ", zero));
-    info = std::move(read);
+    info = std::move(found);
     return {};
 }
 

@@ -5,8 +5,7 @@
 //
 // Layout, all numbers little-endian: magic (8), version (4), length of the whole (4), the fields in the order of the structure, and an
 // FNV-1a sum (8) over everything before it. Texts are a length (4) and their bytes.
-#ifndef KVBM_CXL_NIXL_TRANSFER_METADATA_H
-#define KVBM_CXL_NIXL_TRANSFER_METADATA_H
+#pragma once
 
 #include "support/pool.h"
 #include "support/process.h"
@@ -65,5 +64,3 @@ std::string uuid_text(const PoolUuid& uuid);
 uint64_t random_id();
 
 } // namespace kvbm_cxl
-
-#endif

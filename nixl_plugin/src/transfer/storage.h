@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What transfers with objects and with files have in common: memory of this process on one side, and calls that take their time.
-#ifndef KVBM_CXL_NIXL_TRANSFER_STORAGE_H
-#define KVBM_CXL_NIXL_TRANSFER_STORAGE_H
+#pragma once
 
 #include "transfer.h"
 #include <functional>
@@ -53,5 +52,3 @@ class StoragePart : public Part {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -2,8 +2,7 @@
 //
 // Transfers: prepared once, posted any number of times. A transfer consists of parts, one for each way in which its bytes move; each module
 // that knows such a way makes parts of its own.
-#ifndef KVBM_CXL_NIXL_TRANSFER_TRANSFER_H
-#define KVBM_CXL_NIXL_TRANSFER_TRANSFER_H
+#pragma once
 
 #include "core.h"
 
@@ -77,5 +76,3 @@ class Uses {
 };
 
 } // namespace kvbm_cxl
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engines as NIXL uses them: their memory, their transfers, their notifications, and what two processes tell each other by files.
-#ifndef KVBM_CXL_NIXL_TESTS_AGENTS_H
-#define KVBM_CXL_NIXL_TESTS_AGENTS_H
+#pragma once
 
 #include "backend/cxl_backend.h"
 #include "pools.h"
@@ -168,5 +167,3 @@ inline std::string number(uintptr_t value) {
 }
 
 } // namespace testing
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The fake CUDA driver of all tests (kvbm_cxl/pool/tests/cuda/fake.c) with addresses that a CPU can follow: what tests set and see of it.
-#ifndef KVBM_CXL_NIXL_TESTS_FAKE_CUDA_H
-#define KVBM_CXL_NIXL_TESTS_FAKE_CUDA_H
+#pragma once
 
 #include "pools.h"
 #include <dlfcn.h>
@@ -67,5 +66,3 @@ class FakeCuda {
         CHECK(within([&] { return function<int (*)(uint64_t)>("cuMemFree_v2")(address); }) == 0);
     }
 };
-
-#endif

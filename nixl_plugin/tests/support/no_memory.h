@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory that runs out: for one file of a program.
-#ifndef KVBM_CXL_NIXL_TESTS_NO_MEMORY_H
-#define KVBM_CXL_NIXL_TESTS_NO_MEMORY_H
+#pragma once
 
 #include <cstdlib>
 #include <new>
@@ -24,5 +23,3 @@ inline thread_local long allocations_left = -1;
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
     std::free(memory);
 }
-
-#endif

@@ -1,90 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tests of parts of the engine share: checks that say where they failed, a folder with pools in it, and parts run to their end.
-#ifndef KVBM_CXL_NIXL_TESTS_POOLS_H
-#define KVBM_CXL_NIXL_TESTS_POOLS_H
+// What tests of parts of the engine share: pools in a folder, and parts run to their end.
+#pragma once
 
-#include "slower.h"
 #include "transfer/core.h"
 #include "transfer/transfer.h"
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-
-#define CHECK(condition)                                                                                                                   \
-    do {                                                                                                                                   \
-        if (!(condition)) {                                                                                                                \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                           \
-            std::_Exit(1);                                                                                                                 \
-        }                                                                                                                                  \
-    } while (0)
-
-/// The code is the one wanted; a failure has a reason, which is shown if not.
-#define CHECK_STATUS(call, wanted)                                                                                                         \
-    do {                                                                                                                                   \
-        kvbm_cxl::Status checked = (call);                                                                                                 \
-        if (checked.code() != (wanted) || checked.ok() != checked.reason().empty()) {                                                      \
-            std::fprintf(stderr, "%s:%d: %s: %d \"%s\", wanted %d\n", __FILE__, __LINE__, #call, checked.code(), checked.reason().c_str(), \
-                         (wanted));                                                                                                        \
-            std::_Exit(1);                                                                                                                 \
-        }                                                                                                                                  \
-    } while (0)
-#define CHECK_OK(call) CHECK_STATUS(call, NIXL_SUCCESS)
+#include "world.h"
 
 namespace testing {
 
-/// Longest wait for anything.
-constexpr auto patience = std::chrono::seconds(60 * SLOWER);
+using world::Child;
+using world::Folder;
 
 template <class Condition> void await(const char* what, Condition condition) {
-    auto deadline = std::chrono::steady_clock::now() + patience;
-    while (!condition()) {
-        if (std::chrono::steady_clock::now() > deadline) {
-            std::fprintf(stderr, "waited in vain for %s\n", what);
-            std::_Exit(1);
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
+    bool came = world::wait_until(condition, [] { world::nap(100); });
+    if (!came)
+        std::fprintf(stderr, "waited in vain for %s\n", what);
+    CHECK(came);
 }
-
-/// A folder in shared memory that goes with the process, which is a machine of its own.
-class Folder {
-    std::string path_;
-
-  public:
-    Folder() {
-        char name[] = "/dev/shm/kvbm-cxl-test-XXXXXX";
-        CHECK(mkdtemp(name));
-        path_ = name;
-        setenv("CXL_MACHINE_ID", "one", 1);
-        setenv("CXL_STATE_DIR", path("state").c_str(), 1);
-        unsetenv("CXL_POOL");
-    }
-    ~Folder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    std::string path(const std::string& name) const { return path_ + "/" + name; }
-};
 
 /// Options as they are without parameters, of a new pool in the folder. `coherence` is the value of CXL_COHERENCE.
 inline kvbm_cxl::Options new_pool(const Folder& folder, const std::string& name, const char* coherence, uint64_t cell_bytes = 0) {
     kvbm_cxl::Options options;
     CHECK_OK(kvbm_cxl::read_options({{"pool", folder.path(name)}}, options));
     setenv("CXL_COHERENCE", coherence, 1);
-    cxl_shm_format_options_t how{};
-    how.struct_size = sizeof how;
-    how.slots = 4;
-    how.locks = 64;
-    how.objects = 16;
-    how.chunk_bytes = 1 << 20;
-    how.cell_bytes = cell_bytes;
-    how.cells_percent = cell_bytes ? 50 : 0;
-    if (cxl_shm_format((options.pool + ",size=48M").c_str(), &how) != CXL_SHM_OK) {
-        std::fprintf(stderr, "format: %s\n", cxl_shm_last_error());
-        std::_Exit(1);
-    }
+    world::format(options.pool, "48M", 4, 64, 16, 1 << 20, cell_bytes);
     return options;
 }
 
@@ -153,5 +93,3 @@ inline kvbm_cxl::RemoteRegion own_region(const std::shared_ptr<kvbm_cxl::Registr
 }
 
 } // namespace testing
-
-#endif

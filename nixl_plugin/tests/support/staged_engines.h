@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engines of one process that stage transfers for one another, each with its own heap registrations.
-#ifndef KVBM_CXL_NIXL_TESTS_STAGED_ENGINES_H
-#define KVBM_CXL_NIXL_TESTS_STAGED_ENGINES_H
+#pragma once
 
 #include "staged/heap.h"
 #include "staged/staged.h"
@@ -30,12 +29,12 @@ inline void see_all() {
         links->within_turn([] {});
 }
 
-struct Book : Registrations {
+struct Book {
     std::mutex mutex;
     std::map<uint64_t, std::shared_ptr<Memory>> memories;
     uint64_t next = 1;
 
-    std::shared_ptr<Memory> find(uint64_t registration) override {
+    std::shared_ptr<Memory> find(uint64_t registration) {
         std::lock_guard lock(mutex);
         auto found = memories.find(registration);
         return found == memories.end() ? nullptr : found->second;
@@ -92,7 +91,7 @@ struct Engine {
     explicit Engine(const std::string& agent, StagedOptions options = {}, LinksOptions links_options = {})
         : self{agent, random_engine_id()} {
         CHECK_OK(Links::create(pool, self, links_options, links));
-        staged = std::make_unique<Staged>(*links, book, options);
+        staged = std::make_unique<Staged>(*links, [this](uint64_t registration) { return book.find(registration); }, options);
         engines.push_back(links.get());
     }
     ~Engine() {
@@ -103,12 +102,12 @@ struct Engine {
     void knows(const Engine& other) { CHECK_OK(links->add_peer(other.self.agent, other.self.engine_id)); }
 
     std::shared_ptr<Transfer> start(const Engine& peer, Direction direction, std::vector<std::shared_ptr<Memory>> memories,
-                                    const std::vector<Range>& ranges, std::optional<std::string> note = {}) {
+                                    const std::vector<Range>& ranges) {
         std::shared_ptr<const Plan> plan;
         CHECK_OK(Plan::make(peer.self.engine_id, std::move(memories), ranges, plan));
         see_all();
         std::shared_ptr<Transfer> transfer;
-        (void)staged->start(plan, direction, std::move(note), transfer);
+        (void)staged->start(plan, direction, transfer);
         return transfer;
     }
     nixl_status_t await(Transfer& transfer) {
@@ -137,5 +136,3 @@ struct Pair {
 };
 
 } // namespace staged_engines
-
-#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A pool of its own for a test, other processes on it as other hosts, and data that are all different.
-#ifndef KVBM_CXL_NIXL_TESTS_WORLD_H
-#define KVBM_CXL_NIXL_TESTS_WORLD_H
+#pragma once
 
 #include "links/links.h"
 #include "slower.h"
@@ -28,14 +27,18 @@
         }                                                                                                                                  \
     } while (0)
 
-#define CHECK_OK(call)                                                                                                                     \
+/// The code is the one wanted; a failure has a reason, which is shown if not.
+#define CHECK_STATUS(call, wanted)                                                                                                         \
     do {                                                                                                                                   \
-        if (::kvbm_cxl::Status check_status = (call); !check_status.ok()) {                                                                \
-            std::fprintf(stderr, "%s:%d: %s: %d %s\n", __FILE__, __LINE__, #call, check_status.code(), check_status.reason().c_str());     \
+        ::kvbm_cxl::Status checked = (call);                                                                                               \
+        if (checked.code() != (wanted) || checked.ok() != checked.reason().empty()) {                                                      \
+            std::fprintf(stderr, "%s:%d: %s: %d \"%s\", wanted %d\n", __FILE__, __LINE__, #call, checked.code(), checked.reason().c_str(), \
+                         (wanted));                                                                                                        \
             std::fflush(nullptr);                                                                                                          \
             std::_Exit(1);                                                                                                                 \
         }                                                                                                                                  \
     } while (0)
+#define CHECK_OK(call) CHECK_STATUS(call, NIXL_SUCCESS)
 
 namespace world {
 
@@ -78,34 +81,47 @@ inline bool is_filled(const std::byte* place, size_t len_bytes, uint64_t number,
     return true;
 }
 
-/// A folder in shared memory with a formatted pool; gone with the object.
-class Field {
-    std::filesystem::path folder_;
+/// A folder in shared memory that goes with the object; the process is a machine of its own.
+class Folder {
+    std::string path_;
 
   public:
-    explicit Field(const char* size = "64M") {
+    Folder() {
         char name[] = "/dev/shm/kvbm-cxl-nixl-XXXXXX";
         CHECK(mkdtemp(name));
-        folder_ = name;
-        setenv("CXL_STATE_DIR", (folder_ / "state").c_str(), 1);
+        path_ = name;
         setenv("CXL_MACHINE_ID", "one", 1);
-        cxl_shm_format_options_t how{};
-        how.struct_size = sizeof how;
-        how.slots = 8;
-        how.locks = 32;
-        how.objects = 64;
-        std::string sized = spec() + ",size=" + size;
-        if (cxl_shm_format(sized.c_str(), &how) != CXL_SHM_OK) {
-            std::fprintf(stderr, "format: %s\n", cxl_shm_last_error());
-            std::exit(1);
-        }
+        setenv("CXL_STATE_DIR", path("state").c_str(), 1);
+        unsetenv("CXL_POOL");
     }
-    ~Field() {
+    ~Folder() {
         std::error_code ignored;
-        std::filesystem::remove_all(folder_, ignored);
+        std::filesystem::remove_all(path_, ignored);
     }
-    std::string spec() const { return (folder_ / "pool").string(); }
-    std::filesystem::path path(const std::string& name) const { return folder_ / name; }
+    std::string path(const std::string& name) const { return path_ + "/" + name; }
+};
+
+/// Makes a pool; `size` as in its name. With cells of `cell_bytes`, half of it is for those.
+inline void format(const std::string& pool, const char* size, uint32_t slots, uint32_t locks, uint32_t objects, uint64_t chunk_bytes = 0,
+                   uint64_t cell_bytes = 0) {
+    cxl_shm_format_options_t how{};
+    how.struct_size = sizeof how;
+    how.slots = slots;
+    how.locks = locks;
+    how.objects = objects;
+    how.chunk_bytes = chunk_bytes;
+    how.cell_bytes = cell_bytes;
+    how.cells_percent = cell_bytes ? 50 : 0;
+    if (cxl_shm_format((pool + ",size=" + size).c_str(), &how) != CXL_SHM_OK) {
+        std::fprintf(stderr, "format: %s\n", cxl_shm_last_error());
+        std::_Exit(1);
+    }
+}
+
+/// Such a folder with a pool.
+struct Field : Folder {
+    explicit Field(const char* size = "64M") { format(spec(), size, 8, 32, 64); }
+    std::string spec() const { return path("pool"); }
 };
 
 inline std::shared_ptr<Pool> open_pool(const std::string& spec) {
@@ -123,9 +139,9 @@ class Child {
     std::filesystem::path log_;
 
   public:
-    Child(const Field& field, const std::string& machine, std::vector<std::string> arguments) {
+    Child(const Folder& folder, const std::string& machine, std::vector<std::string> arguments) {
         static int number = 0;
-        log_ = field.path("log-" + std::to_string(getpid()) + "-" + std::to_string(++number));
+        log_ = folder.path("log-" + std::to_string(getpid()) + "-" + std::to_string(++number));
         arguments.insert(arguments.begin(), "child");
         std::vector<char*> argv;
         for (auto& argument : arguments)
@@ -150,11 +166,23 @@ class Child {
 
     pid_t pid() const { return pid_; }
     void signal(int number) { CHECK(kill(pid_, number) == 0); }
+    /// Stops it, and waits until it is.
+    void stop() {
+        signal(SIGSTOP);
+        await_stop();
+    }
+    /// Waits until it has stopped itself.
+    void await_stop() {
+        int status = -1;
+        CHECK(wait_until([&] { return waitpid(pid_, &status, WNOHANG | WUNTRACED) == pid_; }, [] { nap(); }));
+        CHECK(WIFSTOPPED(status));
+    }
     /// Ends it, if it is there; its exit status, or -1.
     int end(int number) {
         if (pid_ < 0)
             return -1;
-        kill(pid_, SIGCONT);
+        if (number != SIGKILL)
+            kill(pid_, SIGCONT);
         kill(pid_, number);
         return wait();
     }
@@ -243,5 +271,3 @@ inline int run_on_a_pool(std::span<const Test> tests, int argc, char** argv) {
 }
 
 } // namespace world
-
-#endif

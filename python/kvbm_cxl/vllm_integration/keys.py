@@ -59,13 +59,9 @@ def block_key(block_hash: bytes) -> bytes:
     return bytes(block_hash[:KEY_BYTES])
 
 
-def block_keys(request: "Request", start: int, stop: int) -> list[bytes]:
-    """Keys of the full blocks `start` to `stop` of a request, as far as vLLM has hashed them."""
-    return [block_key(block_hash) for block_hash in request.block_hashes[start:stop]]
-
-
-def group_keys(request: "Request", start: int, stop: int, hashes: int) -> list[bytes]:
-    """The same of blocks that take `hashes` of vLLM's hashes each: the last one chains over all tokens of the block and before."""
+def group_keys(request: "Request", start: int, stop: int, hashes: int = 1) -> list[bytes]:
+    """Keys of the full blocks `start` to `stop` of a request, as far as vLLM has hashed them. Each block takes `hashes` of vLLM's hashes:
+    the last one chains over all tokens of the block and before."""
     return [block_key(block_hash) for block_hash in request.block_hashes[(start + 1) * hashes - 1 : stop * hashes : hashes]]
 
 

@@ -7,9 +7,7 @@ use crate::scenes::*;
 use cxl_pool::Result;
 use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::{Checksum, CopyEngine, CudaConfig, CudaEngine};
-use cxl_pool::line::Line;
 use std::collections::BTreeSet;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -63,33 +61,9 @@ struct Slow {
 }
 
 impl Coherence for Slow {
-    fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.memory.load_line(offset)
-    }
-
-    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
-        self.memory.write_line(offset, line)
-    }
-
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.memory.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.memory.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.memory.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.memory.fence_loads();
-    }
+    cxl_pool::forward_coherence!(
+        memory: len_bytes load_line write_line flush_line fence_stores fence_all fence_loads copy_in copy_out address
+    );
 
     fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
         let start_us = now_us();
@@ -98,18 +72,6 @@ impl Coherence for Slow {
         let flushed = self.memory.flush_range(offset, len_bytes);
         self.flushes.lock().unwrap().push((Span { offset, start_us, end_us: now_us() }, std::thread::current().id()));
         flushed
-    }
-
-    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
-        self.memory.copy_in(offset, source)
-    }
-
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.memory.copy_out(offset, destination)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.memory.address(offset, len_bytes)
     }
 }
 
