@@ -48,7 +48,9 @@ NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
 # Pools of tests that pass are deleted at once: a whole run would leave gigabytes of them.
 PYTEST_ADDOPTS ?= -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
-export JOBS FUZZ_SECONDS PYTEST_ADDOPTS
+# Of `cxlctl --version`, the wheel and the images.
+GIT_COMMIT := $(shell git describe --always --abbrev=12 --exclude='*' --dirty 2>/dev/null)
+export JOBS FUZZ_SECONDS PYTEST_ADDOPTS GIT_COMMIT
 
 # Steps follow one another even under `make -j`: they share the machine's cores and the target directory.
 .NOTPARALLEL:
@@ -119,12 +121,22 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'Docker, docker-compose, mmdebstrap, Prometheus' scripts/setup-deploy .venv/deploy/tools
 	@touch $@
 
+.venv/deploy/apiserver/installed: scripts/setup-apiserver
+	$(STEP) 'API server of Kubernetes (13 minutes of CPU time)' env JOBS=$(JOBS) scripts/setup-apiserver .venv/deploy/apiserver
+	@touch $@
+
 .venv/nfpm/installed: scripts/setup-nfpm
 	$(STEP) 'nfpm' scripts/setup-nfpm .venv/nfpm
 	@touch $@
 
 .venv/lmcache/installed: scripts/requirements/lmcache.lock scripts/setup scripts/setup-lmcache .venv/serve-installed
 	$(STEP) 'LMCache' scripts/setup-lmcache scripts/requirements/lmcache.lock
+	@touch $@
+
+# Other versions of the windows in kvbm_cxl/versions.py: these packages alone, over those of .venv/serve and .venv/lmcache.
+VERSIONS := vllm-0.32 vllm-0.33 lmcache-0.5.7
+$(VERSIONS:%=.venv/versions/%/installed): .venv/versions/%/installed: scripts/requirements/%.lock scripts/setup | .venv/installed
+	$(STEP) '$*' scripts/setup $< .venv/versions/$*
 	@touch $@
 
 .venv/kvcr/installed: scripts/requirements/kvcr.lock scripts/setup | .venv/installed
@@ -137,6 +149,13 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 
 .venv/gpu/installed: scripts/requirements/gpu.lock scripts/setup | .venv/installed
 	$(STEP) 'NVRTC' scripts/setup scripts/requirements/gpu.lock .venv/gpu
+	@touch $@
+
+# For the Python of machines with GPUs, which is not that of .venv.
+.venv/gpu-kit/installed: scripts/requirements/gpu-kit.lock | .venv/installed
+	@rm -rf .venv/gpu-kit
+	$(STEP) 'NIXL for the kit' .venv/bin/uv pip install --quiet --no-deps --require-hashes --python .venv/bin/python --python-version 3.12 \
+		--target .venv/gpu-kit -r $<
 	@touch $@
 
 .venv/aiperf/installed: scripts/requirements/aiperf.lock scripts/setup | .venv/installed
@@ -158,7 +177,7 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	@touch $@
 
 # What optional suites and benchmarks need; those fetch it themselves, but where a download is large or may be refused.
-SETUPS := nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross lab
+SETUPS := nixl serve etcd lmcache kvcr sglang deploy apiserver s3 gpu aiperf ucx cross lab
 SETUP_nixl := .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed)
 SETUP_serve := .venv/serve-installed
 SETUP_etcd := .venv/etcd-installed
@@ -166,8 +185,9 @@ SETUP_lmcache := .venv/lmcache/installed
 SETUP_kvcr := .venv/kvcr/installed
 SETUP_sglang := .venv/sglang/installed
 SETUP_deploy := .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed
+SETUP_apiserver := .venv/deploy/installed .venv/etcd-installed .venv/deploy/apiserver/installed
 SETUP_s3 := .venv/s3/installed
-SETUP_gpu := .venv/gpu/installed
+SETUP_gpu := .venv/gpu/installed .venv/gpu-kit/installed
 SETUP_aiperf := .venv/aiperf/installed
 SETUP_ucx := .venv/ucx/installed
 SETUP_cross := .venv/cross/installed
@@ -217,7 +237,7 @@ python-extension: build ## Build the compiled part of the Python package into py
 	$(STEP) 'Python extension' scripts/python-extension
 
 .PHONY: gpu-kit
-gpu-kit: python-package ## Pack what a machine with a GPU and nothing else needs to try and time the GPU path, in target/gpu-kit.tar.gz: at most 60 MiB
+gpu-kit: python-package ## Pack what a machine with a GPU and nothing else needs to try and time the GPU path, in target/gpu-kit.tar.gz: at most 64 MiB
 	$(STEP) 'kit for a machine with a GPU' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/gpu-kit target/gpu-kit
 
 .PHONY: build-member
@@ -272,7 +292,7 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py tests/versions/test_interface.py tests/versions/test_settings_of_versions.py
 
 .PHONY: test-python
 test-python: build build-lab python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes, on S3 after `make setup-s3`; the lab's own parts
@@ -328,6 +348,18 @@ test-member: build-member build ## Hosts whose slots are leased in etcd: leases 
 .PHONY: test-connector
 test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process
 	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
+
+# No vLLM 0.33 for CPUs is published; test_layouts makes caches with functions that 0.33 has moved.
+.PHONY: test-versions
+test-versions: serve-ready .venv/lmcache/installed .venv/sglang/installed $(VERSIONS:%=.venv/versions/%/installed) ## Other versions of vLLM and LMCache: interfaces, logic, engines on one pool (half an hour); RECORD=1 records interfaces
+	$(STEP) 'pytest, interfaces of versions' env RECORD=$(RECORD) .venv/bin/python -m pytest -q -rs tests/versions
+	$(STEP) 'pytest, vLLM 0.32, logic' env PYTHONPATH=$(CURDIR)/.venv/versions/vllm-0.32 $(GRAPH_PYTEST) tests/vllm_integration \
+		--ignore-glob='*/test_engine_*'
+	$(STEP) 'pytest, vLLM 0.32, engines' env PYTHONPATH=$(CURDIR)/.venv/versions/vllm-0.32 $(GRAPH_PYTEST) \
+		tests/vllm_integration/test_engine_handover.py tests/vllm_integration/test_engine_second_level.py
+	$(STEP) 'pytest, vLLM 0.33, logic' env PYTHONPATH=$(CURDIR)/.venv/versions/vllm-0.33 $(GRAPH_PYTEST) tests/vllm_integration \
+		--ignore-glob='*/test_engine_*' --ignore-glob='*/test_layouts.py'
+	$(STEP) 'pytest, LMCache 0.5.7' env PYTHONPATH=$(CURDIR)/.venv/versions/lmcache-0.5.7:$(CURDIR)/.venv/lmcache $(GRAPH_PYTEST) tests/consumers -k lmcache
 
 .PHONY: test-graph
 test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)

@@ -30,6 +30,13 @@ class Gpu:
         self("cuCtxPushCurrent_v2", context)
         self("cuStreamCreate", ctypes.byref(self.stream), 1)
 
+    def describe(self):
+        """Its name, and the version of CUDA that the driver is of."""
+        name, version = ctypes.create_string_buffer(100), ctypes.c_int()
+        self("cuDeviceGetName", name, len(name), 0)
+        self("cuDriverGetVersion", ctypes.byref(version))
+        return f"{name.value.decode()}, CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
     def __call__(self, name, *arguments):
         status = self.library[name](*arguments)
         if status:
@@ -45,12 +52,14 @@ class Gpu:
         self("cuMemFree_v2", ctypes.c_uint64(address))
 
     def write(self, address, data):
-        self("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+        source = data if isinstance(data, bytes) else (ctypes.c_char * len(data)).from_buffer(data)
+        self("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, ctypes.c_size_t(len(data)))
 
     def read(self, address, len_bytes):
-        data = ctypes.create_string_buffer(len_bytes)
-        self("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(len_bytes))
-        return data.raw
+        data = bytearray(len_bytes)
+        into = (ctypes.c_char * len_bytes).from_buffer(data)
+        self("cuMemcpyDtoH_v2", into, ctypes.c_uint64(address), ctypes.c_size_t(len_bytes))
+        return data
 
     def pinned(self, len_bytes):
         """Pinned memory of the host: its address."""

@@ -14,6 +14,7 @@ import time
 from types import SimpleNamespace
 
 import kvbm_cxl
+from gpu_bench import ratio, say, wrong
 
 # Of Llama 3.1 8B: 32 layers, of each 64 KiB in a block of 16 tokens.
 LAYERS, PAGE_BYTES, COUNT = 32, 64 << 10, 32
@@ -57,10 +58,6 @@ class Step:
         """What the step computes for a block."""
         return b"".join(struct.pack("<I", self.word(layer, block)) * (PAGE_BYTES // 4) for layer in range(self.layers))
 
-    def free(self):
-        for address in (*self.addresses, self.work):
-            self.gpu.free(address)
-
 
 def _publish(way, cache, ns, keys, step):
     """Computes and publishes the blocks; the seconds of the caller's call, where there is one that returns at once."""
@@ -88,17 +85,15 @@ def _pull(way, cache, ns, keys, step):
     return found
 
 
-def measure(bench, ns, say):
-    """The ratios. Every byte of every block is compared outside of the times."""
-    divide = bench.said.divide
-    step = Step(bench, max(2, LAYERS // divide), max(2, COUNT // divide), max(4096, WORK_BYTES // divide**3))
+def measure(bench):
+    """Every byte of every block is compared outside of the times."""
+    step = Step(bench, bench.sized(LAYERS, 2), bench.sized(COUNT, 2), bench.sized(WORK_BYTES, 4096))
+    ns, times, ways = bench.namespace("steps"), {}, ("waited", "queued")
     bench.format(step.block_bytes)
-    times, ways = {}, ("waited", "queued")
     with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=False) as cache:
         cache.open_gpu(0)
-        for number in range(bench.said.rounds + 1):
+        for number in range(bench.rounds + 1):
             for way in ways:
-                bench.go_on()
                 step.number, keys = step.number + 1, bench.keys(step.count)
                 start = time.perf_counter()
                 stored, call_s = _publish(way, cache, ns, keys, step)
@@ -106,28 +101,24 @@ def measure(bench, ns, say):
                 into = bytearray(step.block_bytes)
                 for block, key in enumerate(keys):
                     if stored[block] != "stored" or not cache.pull(ns, key, into) or into != step.block(block):
-                        raise SystemExit(f"a block that was published {way} is wrong: nothing that was timed counts")
-                if number:  # The first round opens the engine, and touches the memory.
-                    times.setdefault(("publish", way), []).append(took_s)
-                    times.setdefault(("call", way), []).append(call_s)
+                        wrong(f"of a block that was published {way}")
                 for layer in range(step.layers):
                     step.gpu.write(step.addresses[layer], bytes(step.count * PAGE_BYTES))
                 start = time.perf_counter()
                 found = _pull(way, cache, ns, keys, step)
-                if number:
-                    times.setdefault(("pull", way), []).append(time.perf_counter() - start)
+                pull_s = time.perf_counter() - start
+                if number:  # The first round opens the engine, and touches the memory.
+                    for name, seconds in (("publish", took_s), ("call", call_s), ("pull", pull_s)):
+                        times.setdefault((name, way), []).append(seconds)
                 pages = [step.gpu.read(address, step.count * PAGE_BYTES) for address in step.addresses]
                 for block, miss in enumerate(found):
                     at = block * PAGE_BYTES
                     if miss is not None or b"".join(page[at : at + PAGE_BYTES] for page in pages) != step.block(block):
-                        raise SystemExit(f"a block that was pulled {way} is wrong: nothing that was timed counts")
+                        wrong(f"of a block that was pulled {way}")
                 cache.evict_all(ns, keys)
     medians = {key: statistics.median(found) for key, found in times.items()}
     rates = (f"{way} {1e3 * medians['publish', way]:.2f} ms" for way in ways)
     say(f"a step of {step.layers} layers with the publish of {step.count} blocks: {', '.join(rates)}")
-    step.free()
-    return {
-        "step_publish_waited_over_queued": medians["publish", "waited"] / medians["publish", "queued"],
-        "step_pull_waited_over_queued": medians["pull", "waited"] / medians["pull", "queued"],
-        "queue_call_share": medians["call", "queued"] / medians["publish", "queued"],
-    }
+    ratio("step_publish_waited_over_queued", medians["publish", "waited"] / medians["publish", "queued"])
+    ratio("step_pull_waited_over_queued", medians["pull", "waited"] / medians["pull", "queued"])
+    ratio("queue_call_share", medians["call", "queued"] / medians["publish", "queued"])

@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's side of CxlConnector over tensors of a GPU, as vLLM drives it, without vLLM. Used by gpu.py.
 
-    python3 gpu_worker.py --device cpu      on a machine without a GPU, to try the program
-
 A step computes the pages of its blocks layer by layer with kernels of PyTorch, has them published, and ends. Another worker's side loads
 them to other places, and every byte is compared. `worker_step_summed_over_whole` is the time from the start of a step until its blocks are
 in the pool with checksums, by that without.
 Where vLLM is not installed, the few classes that the package takes from it are made here.
 """
 
-import argparse
 import importlib.util
 import os
 import statistics
@@ -18,13 +15,10 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import field, make_dataclass
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(path) for path in (HERE / "package", HERE.parent / "python") if path.exists()]
-
-import kvbm_cxl  # noqa: E402
+import kvbm_cxl
+from gpu_bench import ratio, say, wrong
 
 # Pages of a layer of Llama 3.1 8B with blocks of 16 tokens: 64 KiB.
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 8, 64, 8, 16, 256
@@ -128,23 +122,21 @@ class Side:
         self.access.release()
 
 
-def measure(spec, device, rounds, say=print, go_on=lambda: None):
-    """The ratios. Formats the pool."""
+def measure(bench):
+    """Every byte is compared outside of the times."""
+    device = bench.device()
     if importlib.util.find_spec("vllm") is None or os.environ.get("KVBM_CXL_WITHOUT_VLLM"):
         stand_in_for_vllm()
     import torch
 
-    block_bytes = LAYERS * HEADS * TOKENS * CONTENT * 2
+    block_bytes, spec, count = LAYERS * HEADS * TOKENS * CONTENT * 2, bench.spec_of(512), BLOCKS // 2
     kvbm_cxl.format_pool(spec, cells=f"{block_bytes}:75%", force=True)
-    random, times, number = torch.Generator(device=device).manual_seed(7), {}, 0
+    random, times = torch.Generator(device=device).manual_seed(7), {}
     matrix = torch.ones((64, 64) if device == "cpu" else (4096, 4096), dtype=torch.bfloat16, device=device)
-    count = BLOCKS // 2
     for way, options in WAYS.items():
         with closing(Side(spec, device, options)) as here, closing(Side(spec, device, options)) as there:
-            for turn in range(rounds + 1):
-                go_on()
-                number += 1
-                keys = [kvbm_cxl.chain_key(None, [number, index]) for index in range(count)]
+            for turn in range(bench.rounds + 1):
+                keys = bench.keys(count)
                 pages = torch.randn((LAYERS, count, HEADS, TOKENS, CONTENT), generator=random, device=device).to(torch.bfloat16)
                 places = torch.randperm(BLOCKS)[:count].tolist()
                 if device != "cpu":
@@ -156,25 +148,9 @@ def measure(spec, device, rounds, say=print, go_on=lambda: None):
                 if there.load(keys, places):
                     raise SystemExit(f"{way}: blocks that the worker published are not found")
                 if not torch.equal(there.memory[:, places], pages):
-                    raise SystemExit(f"{way}: a byte of the worker's blocks is wrong: nothing that was timed counts")
+                    wrong(f"of the worker's blocks, {way}")
                 here.evict(keys)
     medians = {way: statistics.median(found) for way, found in times.items()}
     rates = (f"{way} {1e3 * median:.2f} ms" for way, median in medians.items())
     say(f"a step of the worker with {count} blocks of {block_bytes >> 10} KiB: {', '.join(rates)}")
-    return {"worker_step_summed_over_whole": medians["summed"] / medians["whole"]}
-
-
-def main():
-    parser = argparse.ArgumentParser(description="The worker's side of CxlConnector over tensors of a device.")
-    parser.add_argument("--pool", default="/dev/shm/kvbm-cxl-perf-worker", help="a file that is made and removed")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--rounds", type=int, default=5)
-    said = parser.parse_args()
-    try:
-        print(measure(f"{said.pool},size=512M", said.device, said.rounds))
-    finally:
-        Path(said.pool).unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    main()
+    ratio("worker_step_summed_over_whole", medians["summed"] / medians["whole"])

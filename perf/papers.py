@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes perf/PAPERS.md: every figure and table of the papers that this project follows, their numbers, and ours beside them.
+"""Writes perf/PAPERS.md: every figure and table of the papers that this project follows, their numbers, and ours.
 
     papers.py [--write perf]
 
@@ -11,13 +11,14 @@ numbers. What needs hardware says so. The ratios of the last line are those that
 import argparse
 import json
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from paper import ours, simulated  # noqa: E402
+from paper import items, ours, simulated  # noqa: E402
 
 PAPERS = {
     "TraCT": "TraCT: disaggregated serving over CXL shared memory",
@@ -46,16 +47,15 @@ def ours_of(row):
     return getattr(ours, row["function"])() if "function" in row else ("-", {})
 
 
-def table(paper, rows):
-    """The rows of a paper as Markdown, and their ratios."""
-    lines = [f"## {PAPERS[paper]}\n", "| | what | theirs | how | ours | what differs |", "|---|---|---|---|---|---|"]
+def listed(paper, rows):
+    """The rows of a paper as a list in Markdown, and their ratios."""
+    lines = [f"## {PAPERS[paper]}\n"]
     ratios = {}
     for row in rows:
         text, found = ours_of(row)
         ratios |= found
         print(f"   {paper}, {row['where']}: {text}", flush=True)
-        cells = row["where"], row["what"], row["theirs"], row["how"], text, row["differs"]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(textwrap.fill(items.item(row, text), 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(lines) + "\n", ratios
 
 
@@ -68,7 +68,7 @@ def main():
     parts, ratios = [], {}
     rows = tomllib.loads((HERE / "paper/rows.toml").read_text())["row"]
     for paper in PAPERS:
-        text, found = table(paper, [row for row in rows if row["paper"] == paper])
+        text, found = listed(paper, [row for row in rows if row["paper"] == paper])
         parts.append(text)
         ratios |= found
     if asked.write:

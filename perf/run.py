@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs a benchmark of perf/programs.toml, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has the
-latest run of each benchmark and machine, perf/SUMMARY.md a row of each. Earlier records are in the history.
+latest run of each benchmark and machine, perf/SUMMARY.md an item of each. Earlier records are in the history.
 
 A ratio compares two things measured in the same run, so that it survives a change of machine better than a time does.
 Exits with the program's status, or with 1 where there is nothing valid to report.
@@ -16,6 +16,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -24,10 +25,8 @@ PERF = ROOT / "perf"
 HEADING = """# Latest figures
 
 The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md).
-Compare ratios of one machine only. The record has all ratios and the output.
+Compare ratios of one machine only. The record has all ratios, the commit and the output.
 
-| benchmark | machine | main ratios | recorded | commit |
-|---|---|---|---|---|
 """
 # The ratios that the summary shows; of a benchmark that is not listed, the first ones.
 MAIN_RATIOS = {
@@ -92,20 +91,28 @@ def machine():
 
 
 def revision():
-    """Commit of the checkout, marked where files differ from it."""
+    """Commit of the checkout, marked where files differ from it; of a kit that of the checkout which made it."""
+    if (stamp := Path(__file__).with_name("commit")).exists():
+        return stamp.read_text().strip()
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def write_record(folder, name, command, ratios, printed, date, machine):
+    """Writes the record of a run to the folder; returns its path."""
+    known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine}
+    path = folder / f"{date:%Y-%m-%dT%H%MZ}-{name}.json"
+    record = known | {"command": shlex.join(map(str, command)), "ratios": ratios, "printed": printed}
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
 
 
 def keep(name, command, ratios, printed, date):
     """Writes the record of a run in the place of the earlier one of this machine, and the summary; returns the record's path."""
     folder = PERF / "records"
     folder.mkdir(parents=True, exist_ok=True)
-    known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine()}
-    record = known | {"command": shlex.join(command), "ratios": ratios, "printed": printed}
-    path = folder / f"{date:%Y-%m-%dT%H%MZ}-{name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    path = write_record(folder, name, command, ratios, printed, date, machine())
     latest = {path for path, _ in latest_records().values()}
     for superseded in set(folder.glob("*.json")) - latest:
         superseded.unlink()
@@ -118,7 +125,8 @@ def latest_records():
     latest = {}
     for path in sorted((PERF / "records").glob("*.json")):
         record = json.loads(path.read_text())
-        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
+        of = record["machine"]
+        latest[record["name"], ", ".join([of["cpu"], f"{of['cores']} cores", *([of["gpu"]] if "gpu" in of else [])])] = path, record
     return latest
 
 
@@ -129,7 +137,8 @@ def summary():
         ratios = record["ratios"]
         main = [key for key in MAIN_RATIOS.get(name, ratios) if key in ratios][:MOST_RATIOS]
         figures = ", ".join(f"`{key}` {ratios[key]:.4g}" for key in main)
-        rows.append(f"| {name} | {where} | {figures} | [{record['date']}](records/{path.name}) | {record['commit']} |\n")
+        item = f"- [{name}, {record['date'][:10]}](records/{path.name}), {where}: {figures}"
+        rows.append(textwrap.fill(item, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n")
     return HEADING + "".join(rows)
 
 

@@ -32,23 +32,24 @@ def test_a_page_that_differs_is_noticed(page):
         reference.filled(page, "")
 
 
-def rows(table):
-    return table.splitlines()[2:]
+def rows(text):
+    """The items of a list."""
+    return re.findall(r"^- .*", text, re.MULTILINE)
 
 
-def test_the_tables_are_not_empty():
+def test_the_lists_are_not_empty():
     assert len(rows(reference.pool_variables())) >= 10 and "`CXL_POOL`" in reference.pool_variables()
     connector = reference.PAGES["docs/reference/configuration.md"]["connector"]()
     consumers = reference.PAGES["docs/reference/configuration.md"]["consumers"]()
-    assert len(rows(connector)) >= 15 and "| `audit` | `true` |" in connector
-    assert len(rows(consumers)) == 3 and "| `checksums` | `true` |" in consumers and "`checksums`" not in connector
-    assert len(rows(reference.member_options())) >= 10 and "| `--cacert` | `ETCD_CACERT` | - |" in reference.member_options()
+    assert len(rows(connector)) >= 15 and "- `audit` (`true`): " in connector
+    assert len(rows(consumers)) == 3 and "- `checksums` (`true`): " in consumers and "`checksums`" not in connector
+    assert len(rows(reference.member_options())) >= 10 and "- `--cacert`, `ETCD_CACERT`: " in reference.member_options()
     numbers = rows(reference.rack_numbers())
     assert len(numbers) == reference.read("kvbm_cxl/ctl/src/planner/keys.rs").count('";\n') >= 20
-    assert any(row.startswith("| `device.latency_ns` | of the preset |") for row in numbers)
-    assert len(rows(reference.c_functions())) >= 10 and all(not row.endswith("| - |") for row in rows(reference.c_functions()))
+    assert any(row.startswith("- `device.latency_ns` (of the preset): ") for row in numbers)
+    assert len(rows(reference.c_functions())) >= 10 and all(not row.endswith(": -") for row in rows(reference.c_functions()))
     assert "`cxl_shm_open`" in reference.c_functions() and "`cxl_shm_cache_pull" in reference.c_functions()
-    numbers = [int(row.split("|")[1]) for row in rows(reference.regions())]
+    numbers = [int(row.split()[1]) for row in rows(reference.regions())]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) >= 25
 
 

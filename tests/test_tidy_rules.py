@@ -93,7 +93,7 @@ CASES = [
     (
         tidy.media_lines,
         "kvbm_cxl/pool/src/media/lines.rs",
-        "impl MediaLine for $name {}\nstruct Seat { /// c\n pub crc: u32 }\nmedia_line!(Seat, Seat { crc @ 0 });\nstruct G { n: u32 }\n",
+        "impl MediaLine for $name {}\nstruct $name { pub crc: u32 }\nmedia_line! { Seat in Seat { @4 n: u32, } }\nstruct G { n: u32 }\n",
         [],
     ),
 ]

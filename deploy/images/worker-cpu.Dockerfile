@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # A worker without a GPU, for trials and tests: vLLM, Dynamo and NIXL with the wheel of kvbm-cxl and the folder of plugins.
-ARG PACKAGES=kvbm-cxl/packages-cpu:0.1.0
+ARG PACKAGES=kvbm-cxl/packages-cpu:0.2.0
 FROM ${PACKAGES}
 COPY rootfs/ /
 RUN set -eu; \

@@ -85,6 +85,7 @@ __all__ = [
     "TimeoutError_",
     "TraceRecorder",
     "Watch",
+    "__commit__",
     "__version__",
     "chain_key",
     "checksum",
@@ -97,7 +98,8 @@ def __getattr__(name: str):
     """Finds out when it is first asked for: kvbm_cxl.nixl needs nothing of the extension, and few need the version."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = _version() if name == "__version__" else _from_extension(name)
+    found = {"__commit__": _commit, "__version__": _version}.get(name)
+    value = globals()[name] = found() if found else _from_extension(name)
     return value
 
 
@@ -117,7 +119,15 @@ def _version() -> str:
     try:
         return version("kvbm-cxl")
     except PackageNotFoundError:  # A checkout that is on PYTHONPATH without being installed.
-        return "0.1.0"
+        return "0.2.0"
+
+
+def _commit() -> str:
+    """The commit that the wheel was built from; empty in a checkout."""
+    from pathlib import Path
+
+    commit = Path(__file__).with_name("commit")
+    return commit.read_text().strip() if commit.exists() else ""
 
 
 def __dir__() -> list[str]:

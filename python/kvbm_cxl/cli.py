@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__, nixl
+from . import __commit__, __version__, nixl
 from .nixl import _bench, _overlay
 
 
@@ -46,7 +46,7 @@ def _nixlbench(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; 0, or 1 with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="kvbm-cxl", description="CXL shared memory for KV caches.")
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=f"{__version__} ({__commit__ or 'a checkout'})")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     folder = commands.add_parser(
         "nixl-plugin-dir",

@@ -36,7 +36,7 @@ class PoolOptions:
     """What error messages call the consumer."""
 
     pool: str = ""
-    """The pool: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Default: CXL_POOL."""
+    """The pool, as in CXL_POOL."""
     checksums: bool = True
     """Store a checksum with each block and compare it on every load."""
     cache: Mapping[str, Any] = field(default_factory=dict)

@@ -105,7 +105,6 @@ pub fn pull(
     Ok(unsafe { open.cache()?.pull_all_raw(namespace, keys, local, pieces) }?)
 }
 
-/// Why each block is a miss; `None` for hits.
 pub fn reasons(pulled: &[Pulled]) -> Vec<Option<&'static str>> {
     let reason = |pulled: &Pulled| match pulled {
         Pulled::Hit { .. } => None,
@@ -114,7 +113,6 @@ pub fn reasons(pulled: &[Pulled]) -> Vec<Option<&'static str>> {
     pulled.iter().map(reason).collect()
 }
 
-/// Why one block was refused.
 pub fn refusal(kind: &'static str) -> Failure {
     let reason = match kind {
         "no_cell" => "no cell is free and none can be evicted: release pins, wait until other hosts make room, or format with more cells",

@@ -26,7 +26,6 @@ impl Export {
         Err(invalid(format!("{name} has no memory to copy ({error}): give a buffer, a tensor, or a list of them")))
     }
 
-    /// Address of its first byte.
     pub fn address(&self) -> usize {
         self.0.buf.addr()
     }
@@ -36,17 +35,14 @@ impl Export {
         self.0.len.unsigned_abs()
     }
 
-    /// Bytes of an item.
     pub fn item_bytes(&self) -> usize {
         self.0.itemsize.unsigned_abs()
     }
 
-    /// Whether it must not be written.
     pub fn is_read_only(&self) -> bool {
         self.0.readonly != 0
     }
 
-    /// Whether its items are contiguous, in order.
     pub fn is_contiguous(&self) -> bool {
         // SAFETY: a view that was filled.
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, b'C' as _) != 0 }

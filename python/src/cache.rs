@@ -29,12 +29,9 @@ pub const WHAT: &str = "the cache";
 
 /// The cache of this process, for as long as a call uses it. Its drop closes it in good order.
 pub struct OpenCache {
-    /// The library's.
     pub cache: Option<cxl_pool::Cache>,
     upkeep: Option<Upkeep>,
-    /// What Python has pinned.
     pins: Mutex<Vec<Weak<PinSet>>>,
-    /// What it has reserved.
     reservations: Mutex<Vec<Weak<ReservedSet>>>,
     /// Copies that run while their callers continue, and the layouts of their memory.
     queued: Mutex<Vec<Kept>>,
@@ -204,7 +201,6 @@ impl CellUsage {
 }
 
 impl Cache {
-    /// A handle on an open cache.
     pub fn over(handle: Arc<OpenHandle<OpenCache>>) -> Self {
         Cache { handle: Some(handle) }
     }

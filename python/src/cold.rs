@@ -19,7 +19,6 @@ pub struct ColdBlock {
 }
 
 impl ColdBlock {
-    /// A block that was found.
     pub fn new(block: cxl_pool::cache::ColdBlock, handle: &Arc<OpenHandle<OpenCache>>) -> Self {
         ColdBlock { block, handle: Arc::downgrade(handle) }
     }

@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 /// Why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The library's reason.
     Pool(Error),
     /// A block that was not published: which bound, and the library's words.
     Refused(&'static str, String),
@@ -37,7 +36,6 @@ impl Failure {
         Failure::Own("ForkedError", "forked", format!("{what} was opened by the parent of this process: {advice}"))
     }
 
-    /// An argument that can never work.
     pub fn invalid(message: impl Into<String>) -> Self {
         Failure::Own("InvalidError", "invalid", message.into())
     }
@@ -65,6 +63,7 @@ fn names(error: &Error) -> (&'static str, &'static str) {
         Error::OutOfRange { .. } => ("InvalidError", "out_of_range"),
         Error::BadLine { .. } => ("DamagedError", "bad_line"),
         Error::NotAPool { .. } => ("NotAPoolError", "not_a_pool"),
+        Error::HasContent { .. } => ("NotAPoolError", "has_content"),
         Error::Invalid(_) => ("InvalidError", "invalid"),
         Error::Partition { problem, .. } => match problem {
             PartitionProblem::Overlaps { .. } => ("ExistsError", "overlap"),

@@ -47,7 +47,6 @@ pub fn coherence_text(mode: CoherenceMode) -> &'static str {
     }
 }
 
-/// Formats the devices of a pool.
 #[pyfunction]
 #[pyo3(signature = (spec, *, cells="1M:75%", coherence="software", force=false, evict_hosts=false))]
 pub fn format_pool(py: Python<'_>, spec: &str, cells: &str, coherence: &str, force: bool, evict_hosts: bool) -> PyResult<()> {
@@ -65,7 +64,6 @@ pub fn format_pool(py: Python<'_>, spec: &str, cells: &str, coherence: &str, for
     Ok(())
 }
 
-/// Bytes of a cell of each size that a pool has.
 pub fn cell_bytes(pool: &Pool) -> Vec<u64> {
     let classes = pool.layout().geometry().cells;
     classes.iter().take_while(|class| class.chunks > 0).map(|class| class.cell_bytes).collect()

@@ -7,43 +7,24 @@
 
 use crate::failure::{Failure, Outcome};
 use cxl_pool::Error;
+use cxl_pool::background::forks;
+pub use cxl_pool::background::held;
 use pyo3::prelude::*;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// How often this process is the child of a fork since the module was loaded.
-static FORKS: AtomicUsize = AtomicUsize::new(0);
-
-extern "C" fn count_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-pub fn notice_forks() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only adds to an atomic, which is safe after a fork. Without memory for it, forks stay unnoticed.
-        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
-    });
-}
-
-/// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
-pub fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[derive(Clone, Copy)]
 pub struct Birth(usize);
 
 impl Birth {
     pub fn now() -> Self {
-        Birth(FORKS.load(Ordering::Relaxed))
+        Birth(forks())
     }
 
     /// Whether this is still that process. In a child nothing of its parent's may be touched: neither the pool, where it would act as its
     /// parent, nor a mutex, which a thread that is not there may hold.
     pub fn is_here(self) -> bool {
-        self.0 == FORKS.load(Ordering::Relaxed)
+        self.0 == forks()
     }
 }
 

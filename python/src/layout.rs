@@ -49,7 +49,6 @@ impl Blocks {
 /// Memory of a paged KV cache.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct BlockLayout {
-    /// Where the blocks lie.
     pub blocks: Arc<Blocks>,
     #[pyo3(get)]
     block_count: usize,
@@ -88,7 +87,6 @@ impl BlockLayout {
         Ok(BlockLayout { blocks, block_count, block_bytes, device, gpu, owner, is_read_only: false, _buffers: Vec::new() })
     }
 
-    /// Bytes of a block.
     pub fn len_bytes(&self) -> u64 {
         self.block_bytes
     }

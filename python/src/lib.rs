@@ -61,7 +61,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        crate::handle::notice_forks();
+        cxl_pool::background::forks();
         crate::logging::install(module.py())
     }
 }

@@ -12,9 +12,7 @@ use std::ptr::NonNull;
 /// The use of the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// It is read.
     Read,
-    /// It is written.
     Write,
 }
 
@@ -64,7 +62,6 @@ impl Ranges {
 /// Memory of Python objects, and what keeps it where it is.
 #[derive(Default)]
 pub struct Local {
-    /// Its stretches, in order.
     pub ranges: Ranges,
     /// Exported buffers, which neither move nor shrink while these are there.
     buffers: Vec<Export>,
@@ -159,7 +156,6 @@ impl<'a, 'py> Tensor<'a, 'py> {
         Ok((object.hasattr("data_ptr")? && object.hasattr("nbytes")?).then_some(Tensor(object)))
     }
 
-    /// Address of the first number.
     pub fn address(&self) -> PyResult<usize> {
         self.0.call_method0("data_ptr")?.extract()
     }
@@ -169,12 +165,10 @@ impl<'a, 'py> Tensor<'a, 'py> {
         self.0.getattr("nbytes")?.extract()
     }
 
-    /// Whether its numbers are contiguous, in order.
     pub fn is_contiguous(&self) -> PyResult<bool> {
         self.0.call_method0("is_contiguous")?.extract()
     }
 
-    /// `cpu` or `cuda`.
     pub fn device_type(&self) -> PyResult<String> {
         self.0.getattr("device")?.getattr("type")?.extract()
     }

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 /// Records that wait for the interpreter's lock.
 const QUEUED: usize = 256;
-/// Longest that the end of the interpreter waits for a handler that is at work.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Name of the Python logger.
 const LOGGER: &str = "kvbm_cxl";

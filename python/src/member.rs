@@ -4,18 +4,17 @@
 use crate::failure::Outcome;
 use crate::handle::{End, held};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::background::Background;
 use cxl_pool::host::{Host, Service};
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::Pool;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Period of the allocator's upkeep, in milliseconds.
-const UPKEEP_MS: u64 = 100;
+/// Period of the allocator's upkeep.
+const UPKEEP: Duration = Duration::from_millis(100);
 
 pub struct Member {
     pub pool: Pool,
@@ -28,39 +27,33 @@ pub struct Member {
     service: Option<Service>,
 }
 
-/// The allocator, once there was a need for one, and the thread that looks after it.
+/// The allocator, once there was a need for one, and its upkeep.
 struct Keeper {
     allocator: Arc<Allocator>,
-    stop: SyncSender<()>,
-    thread: Option<JoinHandle<()>>,
+    upkeep: Background,
 }
 
 impl Keeper {
     fn start(host: &Host) -> cxl_pool::Result<Keeper> {
         let config = AllocConfig { lock_timeout_ms: host.config().join_timeout_ms, ..AllocConfig::default() };
         let allocator = Arc::new(Allocator::attach(host, LocalArea::of(host)?, config)?);
-        let (stop, stopped) = sync_channel(1);
-        let (kept, of) = (allocator.clone(), host.clone());
-        let run = move || {
-            of.bind_upkeep("binding the upkeep thread of the allocator to its CPUs");
-            while stopped.recv_timeout(Duration::from_millis(UPKEEP_MS)) == Err(RecvTimeoutError::Timeout) {
-                // The next round tries again.
-                if let Err(error) = kept.service_round() {
-                    of.failed_rounds().record("the upkeep of the allocator", &error);
-                }
+        let (kept, of, mut is_bound) = (allocator.clone(), host.clone(), false);
+        let round = move || {
+            if !std::mem::replace(&mut is_bound, true) {
+                of.bind_upkeep("binding the upkeep thread of the allocator to its CPUs");
             }
+            // The next round tries again.
+            if let Err(error) = kept.service_round() {
+                of.failed_rounds().record("the upkeep of the allocator", &error);
+            }
+            Some(UPKEEP)
         };
-        let thread = std::thread::Builder::new().name("cxl-alloc".into()).spawn(run);
-        let thread = thread.map_err(|source| cxl_pool::Error::Os { what: "start the upkeep thread of the allocator".into(), source })?;
-        Ok(Keeper { allocator, stop, thread: Some(thread) })
+        let upkeep = Background::start("cxl-alloc", "start the upkeep thread of the allocator", None, round)?;
+        Ok(Keeper { allocator, upkeep })
     }
 
-    fn end(mut self) {
-        let _ = self.stop.send(());
-        if let Some(thread) = self.thread.take() {
-            // A panic there is a bug of ours; it has been printed.
-            let _ = thread.join();
-        }
+    fn end(self) {
+        drop(self.upkeep);
         // What cannot be given back is found by the host that takes this host's chunks over.
         let _ = Arc::into_inner(self.allocator).map(Allocator::close);
     }

@@ -94,7 +94,6 @@ pub struct PoolMemory {
 }
 
 impl PoolMemory {
-    /// Allocates a block.
     pub fn allocate(member: Arc<Member>, len_bytes: u64, name: Option<String>, kept: Option<bool>) -> Outcome<Self> {
         // No other process can name the rest: it ends with its process.
         let kept = kept.unwrap_or(name.is_some());

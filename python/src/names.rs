@@ -31,7 +31,6 @@ pub fn keys_of(keys: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
     keys.try_iter()?.map(|key| key_of(&key?)).collect()
 }
 
-/// A key that may be missing.
 pub fn parent_of(parent: Option<&Bound<'_, PyAny>>) -> PyResult<Option<BlockKey>> {
     parent.map(key_of).transpose()
 }

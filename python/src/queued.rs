@@ -21,7 +21,6 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Of memory of this layout.
     pub fn new(queued: queued::Queued, layout: Py<BlockLayout>) -> Self {
         Kept { queued, _layout: layout }
     }
@@ -48,22 +47,16 @@ fn on_gpu(layout: &BlockLayout, after: After) -> PyResult<OnGpu> {
     }
 }
 
-/// What a call is about.
 pub struct Call {
-    /// Of the blocks.
     pub namespace: Namespace,
-    /// Where they lie.
     pub layout: Py<BlockLayout>,
-    /// Which of the layout's they are.
     pub ids: Vec<usize>,
-    /// The caller's stream.
     pub stream: u64,
     /// Longest wait for room among the bytes under way; `None` = the time of the pool's calls.
     pub wait_ms: Option<u64>,
 }
 
 impl Call {
-    /// Queues a publish.
     pub fn publish(self, py: Python<'_>, handle: &Arc<OpenHandle<OpenCache>>, wanted: &[(BlockKey, Option<BlockKey>)]) -> PyResult<Queued> {
         let Call { namespace, layout, ids, stream, wait_ms } = self;
         let (places, len_bytes, on) = (layout.get().blocks.clone(), layout.get().len_bytes(), on_gpu(layout.get(), After::Stream(stream))?);
@@ -80,7 +73,6 @@ impl Call {
         Queued::new(py, queued, layout, handle, true)
     }
 
-    /// Queues a pull.
     pub fn pull(self, py: Python<'_>, handle: &Arc<OpenHandle<OpenCache>>, keys: &[BlockKey]) -> PyResult<Queued> {
         let Call { namespace, layout, ids, stream, wait_ms } = self;
         let (places, on) = (layout.get().blocks.clone(), on_gpu(layout.get(), After::Stream(stream))?);

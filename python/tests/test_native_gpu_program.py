@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of `make perf-gpu`, over a driver that is faked and launches our kernels, compiled for the CPU: it runs to its end, and a
-byte that is wrong ends it. Its times mean nothing here."""
+"""perf/gpu.py over a driver that is faked and launches our kernels, compiled for the CPU: it always ends with figures or a reason for each
+part, whatever becomes of a part. Its times mean nothing here."""
 
 import json
 import os
@@ -27,10 +27,19 @@ def compiled(folder, kernels=KERNELS):
     return driver
 
 
-def run(driver, folder, *arguments):
-    environment = os.environ | {"CXL_CUDA_LIBRARY": str(driver)}
-    command = [sys.executable, PROGRAM, f"--pool={folder / 'pool'}", "--pool-mib=32", "--rounds=1", "--divide=64", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+def run(driver, folder, *arguments, program=PROGRAM):
+    environment = os.environ | {"CXL_CUDA_LIBRARY": str(driver), "OUT": str(folder)}
+    command = [sys.executable, program, f"--pool={folder / 'pool'}", "--dry", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+
+
+def ratios_and_record(done, folder):
+    """What a run ends with."""
+    ratios = json.loads(done.stdout.splitlines()[-1].removeprefix("RATIOS "))
+    (path,) = folder.glob("*-perf-gpu.json")
+    record = json.loads(path.read_text())
+    assert record["ratios"] == ratios and record["machine"]["gpu"] == "Fake GPU 0, CUDA 13.0" and record["commit"]
+    return ratios, {line.split("|")[1].strip(): line.split("|")[2].strip() for line in record["printed"] if line.startswith("| ")}
 
 
 @pytest.fixture(scope="module")
@@ -38,60 +47,104 @@ def driver(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("driver"))
 
 
-def test_it_runs_to_its_end(driver, tmp_path):
+def parts():
+    """The program's table of parts."""
+    text = PROGRAM.read_text()
+    table = text[text.index("PARTS = {") :]
+    return eval(table[len("PARTS = ") : table.index("}\n") + 1])
+
+
+def test_each_part_ends_with_figures_or_a_reason(driver, tmp_path):
     done = run(driver, tmp_path)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "every byte is right, plain, summed" in done.stdout and "another process has every byte" in done.stdout
-    ratios = json.loads(done.stdout.splitlines()[-1].removeprefix("RATIOS "))
-    assert len(ratios) > 15 and all(value > 0 for value in ratios.values())
-    assert {"step_publish_waited_over_queued", "step_pull_waited_over_queued", "queue_call_share"} <= set(ratios)
-    assert {"pull_128x20k_summed_over_plain", "pool_over_pinned_to_gpu"} <= set(ratios)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    ratios, table = ratios_and_record(done, tmp_path)
+    assert all(value > 0 for value in ratios.values())
+    of_parts = {"step_pull_waited_over_queued", "pull_128x20k_summed_over_plain", "pool_over_pinned_to_gpu", "pull_1g_summed_of_link"}
+    assert of_parts <= set(ratios)
+    for name in parts():
+        assert table[f"part {name}"].startswith(("done", "left out: ")), table
+    for name in ("truth", "processes", "blocks", "shapes", "memory", "steps"):
+        assert table[f"part {name}"].startswith("done"), table
+    assert table["part racecheck"] == "left out: compute-sanitizer is not installed"
+    assert float(table["queue_pull of 1 GiB, the caller's time, ms"]) > 0
     assert not (tmp_path / "pool").exists()
 
 
-def test_a_wrong_byte_ends_it(tmp_path):
+UNWELL = """
+import os, signal, subprocess, sys, time
+sys.path.insert(0, {folder!r})
+import gpu
+sys.modules["unwell"] = sys.modules["__main__"]
+def hang(bench):
+    gpu_bench.row("before it hangs", "1")
+    gpu_bench.ratio("before_it_hangs", 1)
+    print("child", subprocess.Popen(["sleep", "3600"]).pid, flush=True)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+def die(bench):
+    os.kill(os.getpid(), signal.SIGKILL)
+def raises(bench):
+    raise ValueError("no such thing")
+def wrong(bench):
+    gpu_bench.ratio("of_wrong_bytes", 1)
+    gpu_bench.wrong("in a test")
+gpu.PARTS = {{"hang": (0.5, "unwell", "hang"), "die": (60, "unwell", "die"), "raises": (60, "unwell", "raises"),
+    "wrong": (60, "unwell", "wrong"), "memory": (60, "gpu_blocks", "plain_memory")}}
+import gpu_bench
+sys.exit(gpu.main())
+"""
+
+
+def test_a_part_that_hangs_or_dies_is_reported_and_the_next_one_runs(driver, tmp_path):
+    program = tmp_path / "unwell.py"
+    program.write_text(UNWELL.format(folder=str(PROGRAM.parent)))
+    done = run(driver, tmp_path, program=program)
+    assert done.returncode == 1, done.stdout + done.stderr
+    ratios, table = ratios_and_record(done, tmp_path)
+    assert table["part hang"].startswith("FAILED: did not end in 10 s") and table["before it hangs"] == "1"
+    assert ratios["before_it_hangs"] == 1
+    assert table["part die"].startswith("FAILED: SIGKILL") and "no such thing" in table["part raises"]
+    assert "WRONG bytes: in a test" in table["part wrong"] and "of_wrong_bytes" not in ratios
+    assert table["part memory"].startswith("done") and "pool_over_pinned_to_gpu" in ratios
+    child = int(next(line for line in done.stdout.splitlines() if line.strip().startswith("child ")).split()[1])
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_wrong_byte_ends_a_part(tmp_path):
     altered = tmp_path / "move.cu"
     # Right for the sizes of the engine's own trial, wrong for others.
     text = KERNELS.read_text()
     line = "    Unit near = unit_at(tables, first, last, at), far"
     assert line in text
     altered.write_text(text.replace(line, line.replace("last, at)", "last, at + (tables.chunk_count > 40 && index == 33 ? 16 : 0))")))
-    done = run(compiled(tmp_path, altered), tmp_path)
-    # The engine's own program, where there is one, looks first.
-    said = done.stdout + done.stderr
-    assert done.returncode != 0 and ("is wrong: nothing" in said or "test program failed" in said), said[-4000:]
-    assert "RATIOS" not in done.stdout
+    done = run(compiled(tmp_path, altered), tmp_path, "--part=blocks")
+    assert done.returncode != 0 and "WRONG bytes: on the GPU after a pull" in done.stderr, done.stdout + done.stderr
 
 
 STEPS = """
-import sys, types
-sys.path.insert(0, sys.argv[1])
-import gpu, gpu_queued
-whole, what = gpu_queued.Step.block, sys.argv[3]
-if what == "published":
+import sys
+sys.path.insert(0, {folder!r})
+import gpu, gpu_bench, gpu_queued
+whole, read = gpu_queued.Step.block, gpu_bench.gpu_driver.Gpu.read
+if {wrong!r} == "published":
     gpu_queued.Step.block = lambda step, block: whole(step, block)[:-1] + b"?"
-if what == "pulled":
-    read = gpu.gpu_driver.Gpu.read
-    gpu.gpu_driver.Gpu.read = lambda gpu, address, len_bytes: read(gpu, address, len_bytes)[:-1] + b"?"
-bench = gpu.Bench(types.SimpleNamespace(minutes=9, pool=sys.argv[2], pool_mib=32, rounds=1, divide=16))
-gpu.streams(bench)
-print(sorted(gpu.RATIOS))
+else:
+    gpu_bench.gpu_driver.Gpu.read = lambda gpu, address, len_bytes: read(gpu, address, len_bytes)[:-1] + b"?"
+sys.exit(gpu.main())
 """
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "published", "pulled"])
+@pytest.mark.parametrize("wrong", ["published", "pulled"])
 def test_a_wrong_byte_ends_the_steps(driver, tmp_path, wrong):
-    command = [sys.executable, "-c", STEPS, str(PROGRAM.parent), str(tmp_path / "pool"), wrong]
-    environment = os.environ | {"CXL_CUDA_LIBRARY": str(driver)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    if wrong == "nothing":
-        assert done.returncode == 0 and "queue_call_share" in done.stdout, done.stdout + done.stderr
-    else:
-        assert done.returncode != 0 and f"a block that was {wrong}" in done.stderr and "nothing that was timed" in done.stderr, done.stderr
+    program = tmp_path / "steps.py"
+    program.write_text(STEPS.format(folder=str(PROGRAM.parent), wrong=wrong))
+    done = run(driver, tmp_path, "--part=steps", program=program)
+    assert done.returncode != 0 and f"WRONG bytes: of a block that was {wrong}" in done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("library", ["none", "libno-such-driver.so.1"])
 def test_without_a_gpu_it_says_so(library, tmp_path):
     done = run(Path(library), tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("skipped: no GPU to try: no CUDA driver"), done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("skipped: no GPU to use: no CUDA driver"), done.stdout + done.stderr
     assert run(Path(library), tmp_path, "--look").returncode == 1

@@ -135,7 +135,7 @@ def test_memory_whose_name_is_gone_is_given_back_later(spec, peer):
         # The lock of the names is taken from the other host again, that of the chunks is not.
         pool.allocate(LEN_BYTES, name="later")
         victim.process.send_signal(signal.SIGSTOP)
-        declared = ("hosts", "declare-dead", str(slot), "--incarnation", str(incarnation), "--i-know-it-is-powered-off")
+        declared = ("hosts", "declare-dead", str(slot), "--incarnation", str(incarnation), "--i-know-it-is-gone")
         cxlctl(spec, *declared)
         other.process.send_signal(signal.SIGSTOP)
         victim.process.send_signal(signal.SIGCONT)

@@ -74,12 +74,12 @@ def test_vllm_shows_the_counters_to_prometheus(pool, closing):
 
 def test_the_page_has_every_metric():
     rows = [
-        f"| `{TIER_PREFIX}{name}_total` | counter | `{label}`: {', '.join(values)} | {text} |"
+        f"- `{TIER_PREFIX}{name}_total{{{label}}}` ({', '.join(values)}): {text}"
         for name, (label, values, text) in TIER_COUNTERS.items()
     ]
-    rows += [f"| `{TIER_PREFIX}{name}` | gauge | - | {text} |" for name, text in TIER_GAUGES.items()]
-    section = PAGE.read_text().partition("## What the tier counts")[2].partition("\n## ")[0]
-    assert [line for line in section.splitlines() if line.startswith("| `")] == rows, "it has to hold\n" + "\n".join(rows)
+    rows += [f"- `{TIER_PREFIX}{name}`: {text}" for name, text in TIER_GAUGES.items()]
+    section = PAGE.read_text().replace("\n  ", " ").partition("## What the tier counts")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("- `")] == rows, "it has to hold\n" + "\n".join(rows)
 
 
 def test_events_tell_of_what_was_stored_here_and_of_its_evictions(make_pool, closing):

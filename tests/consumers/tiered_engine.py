@@ -14,8 +14,8 @@ class Engine:
         self.llm = llm
 
     def ask(self, *told):
-        """Answers seeds, each for a prompt of 1000 tokens, and says what vLLM has counted. Before them may stand "reload" and a folder, to
-        replace its weights, and "reset", to empty vLLM's caches."""
+        """Answers seeds, each for a prompt of 1000 tokens, and says what vLLM has counted. Before them may stand "reload" and a folder,
+        to replace its weights, and "reset", to empty vLLM's caches."""
         llm = self.llm
         if told[:1] == ("reload",):
             llm.collective_rpc("reload_weights", kwargs={"weights_path": told[1]})

@@ -163,17 +163,22 @@ def _strict(schema):
     return made
 
 
+def upstream_crd():
+    """Dynamo's own CRD of the checkout that DYNAMO_CHECKOUT names, or None."""
+    checkout = os.environ.get("DYNAMO_CHECKOUT", "")
+    return yaml.safe_load((Path(checkout) / CRD).read_text()) if checkout else None
+
+
 @functools.cache
 def graph_schema():
     """The schema of DynamoGraphDeployment, and where it comes from."""
-    checkout = os.environ.get("DYNAMO_CHECKOUT", "")
-    if not checkout:
+    crd = upstream_crd()
+    if not crd:
         return _assembled(), "assembled"
-    crd = yaml.safe_load((Path(checkout) / CRD).read_text())
     (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1beta1"]
     schema = _strict(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
-    return schema, checkout
+    return schema, os.environ["DYNAMO_CHECKOUT"]
 
 
 _LABELS = {"type": "object", "additionalProperties": {"type": "string"}}

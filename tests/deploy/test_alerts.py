@@ -17,14 +17,15 @@ ENGINE = {"instance": "engine-b:8000"}
 HOST = {**BAD, "slot": "3"}
 # Alert -> the series in which the second pool is in trouble, by name and labels: (values when healthy, values in trouble), per minute;
 # and the labels of the alert. A value is a start and a rise, or a constant.
-LIVE = {"machine": "m", "state": "live", "standing": "not fenced"}
+LIVE = {"machine": "m", "name": "node/host", "state": "live", "standing": "not fenced"}
+INFO, NAMED = ("cxl_pool_host_info", {"slot": "3", **LIVE}, "1", "1"), {**HOST, "name": "node/host"}
 TROUBLE = {
     "CxlPoolNotSeen": ([("cxl_pool_info", {"uuid": "{pool}"}, "1", None)], BAD),
     "CxlPoolHasNoManager": ([("cxl_pool_seat_beats_total", {"seat": "0"}, "0+40", "500")], BAD),
     "CxlPoolHasOneManager": ([("cxl_pool_living_seats", {}, "3", "1")], BAD),
     "CxlHostStandsStill": (
         [("cxl_pool_host_heartbeats_total", {"slot": "3"}, "0+600", "500"), ("cxl_pool_host_info", {"slot": "3", **LIVE}, "1", "1")],
-        HOST,
+        {**HOST, **LIVE},
     ),
     "CxlHostFenced": (
         [
@@ -33,12 +34,12 @@ TROUBLE = {
         ],
         {**HOST, **LIVE, "standing": "fenced"},
     ),
-    "CxlHostRejoins": ([("cxl_pool_host_rejoins_total", {"slot": "3"}, "5", "0+1")], HOST),
+    "CxlHostRejoins": ([("cxl_pool_host_rejoins_total", {"slot": "3"}, "5", "0+1"), INFO], NAMED),
     "CxlPoolSlotsRunOut": (
         [("cxl_pool_slots", {"state": "free"}, "9", "1"), ("cxl_pool_slots", {"state": "left"}, "0", "0")],
         BAD,
     ),
-    "CxlPoolWaitsForProof": ([("cxl_pool_awaited_bytes", {"slot": "3"}, "0", "4096")], HOST),
+    "CxlPoolWaitsForProof": ([("cxl_pool_awaited_bytes", {"slot": "3"}, "0", "4096"), INFO], NAMED),
     "CxlPoolDamaged": (
         [("cxl_pool_host_misses_damaged_total", {"slot": "3"}, "0", "0+1"), ("cxl_pool_cells", {"state": "damaged"}, "0", "0")],
         BAD,
@@ -48,7 +49,7 @@ TROUBLE = {
         BAD,
     ),
     "CxlPoolRefusesBlocks": ([("vllm:kvbm_cxl_published_blocks_total", {"outcome": "no_cell"}, "0", "0+1")], ENGINE),
-    "CxlNixlTransfersFail": ([("cxl_pool_host_nixl_failed_total", {"slot": "3"}, "4", "0+1")], HOST),
+    "CxlNixlTransfersFail": ([("cxl_pool_host_nixl_failed_total", {"slot": "3"}, "4", "0+1"), INFO], NAMED),
     "CxlLoadsFail": ([("vllm:kvbm_cxl_loads_total", {"result": "failed"}, "0", "0+1")], ENGINE),
     "CxlEngineIsIsolated": ([("vllm:kvbm_cxl_isolated", {}, "0", "1")], ENGINE),
     "CxlPromptsAreForeign": ([("vllm:kvbm_cxl_handovers_total", {"result": "foreign"}, "2", "0+1")], ENGINE),

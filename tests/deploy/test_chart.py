@@ -270,7 +270,7 @@ def test_a_graph_of_the_user_gets_the_pool_whatever_its_order_and_names(reverse)
         assert main["args"][0] == prefix and main["args"].count("--kv-transfer-config") == 1
         assert json.loads(main["args"][main["args"].index("--kv-transfer-config") + 1])["kv_connector"] == "CxlConnector"
         assert not any(each.startswith("--kv-transfer-config=") for each in main["args"])
-        assert main["image"] == "kvbm-cxl/worker-gpu:0.1.0" and main["resources"]["limits"]["cxl.kvbm.io/pool"] == "1"
+        assert main["image"] == f"kvbm-cxl/worker-gpu:{charts.version()}" and main["resources"]["limits"]["cxl.kvbm.io/pool"] == "1"
         assert said["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
         assert [each["name"] for each in main["env"]].count("NODE_NAME") == 1
         assert {mount["mountPath"] for mount in main["volumeMounts"]} >= {"/run/kvbm-cxl"}

@@ -62,8 +62,12 @@ class Graph:
     def open(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.ports['PORT']}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.msg = f"{error.msg}: {error.read().decode()[:1000]}"
+            raise
 
     def until(self, what, timeout_s, why):
         """Until `what` answers with something true."""

@@ -24,7 +24,8 @@ import yaml
 from waiting import free_port
 
 FOLDER = charts.CHART / "dashboards"
-METRICS = (charts.ROOT / "docs/operating/metrics.md").read_text()
+METRICS = (charts.ROOT / "docs/operating/metrics.md").read_text().replace("\n  ", " ")
+ROW = re.compile(r"^- `((?:cxl_pool_|vllm:kvbm_cxl_)\w+)(?:{([\w,]+)})?`(?: \(([^)]*)\))?: ", re.MULTILINE)
 CXLCTL = charts.ROOT / "target/release/cxlctl"
 NAMES = re.compile(r"\b(?:cxl_pool_\w+|vllm:kvbm_cxl_\w+)")
 # Of Prometheus' own making.
@@ -45,10 +46,9 @@ def expressions():
 def documented():
     """Names that a Prometheus sees: name -> its labels."""
     found = {}
-    for name, kind, labels in re.findall(r"^\| `((?:cxl_pool_|vllm:kvbm_cxl_)\w+)` \| (\w+) \| ([^|]*) \|", METRICS, re.MULTILINE):
-        of = re.findall(r"`(\w+)`", labels)
-        for each in [name + suffix for suffix in SUFFIXES] if kind == "histogram" else [name]:
-            found[each] = of
+    for name, labels, _ in ROW.findall(METRICS):
+        for each in [name + suffix for suffix in SUFFIXES] if name.endswith("_seconds") else [name]:
+            found[each] = labels.split(",") if labels else []
     return found
 
 
@@ -57,6 +57,8 @@ def test_files_are_what_the_script_writes():
     files = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
     assert {each["uid"] for each in files} == {f"kvbm-cxl-{name}" for name in ("pool", "hosts", "cache", "transfers", "nixl")}
     assert all(panel["datasource"]["uid"] == "${datasource}" for each in files for panel in each["panels"])
+    engines = [variable for each in files for variable in each["templating"]["list"] if variable["name"] == "instance"]
+    assert len(engines) == len(files) and all('pool_info{pool="$pool"}' in each["query"]["query"] for each in engines)
 
 
 def test_every_panel_shows_one_pool():
@@ -91,13 +93,14 @@ def test_legends_use_labels_that_the_expression_leaves():
 def engine_page(number):
     """What an engine's metrics page may hold after so many scrapes: every documented name, with its labels' documented values."""
     lines = []
-    rows = re.findall(r"^\| `(vllm:kvbm_cxl_\w+)` \| (\w+) \| (?:`(\w+)`: ([^|]*)|-) \|", METRICS, re.MULTILINE)
-    for name, kind, label, values in rows:
-        if kind == "histogram":
+    for name, label, values in ROW.findall(METRICS):
+        if not name.startswith("vllm:"):
+            continue
+        if name.endswith("_seconds"):
             lines += [f'{name}_bucket{{le="{le}"}} {number * share}' for le, share in (("0.01", 1), ("0.1", 2), ("+Inf", 3))]
             lines += [f"{name}_sum {number}", f"{name}_count {3 * number}"]
         elif label:
-            lines += [f'{name}{{{label}="{value.strip()}"}} {number}' for value in values.split(",")]
+            lines += [f'{name}{{{label}="{value.strip()}"}} {number}' for value in (values or "of-this-rack").split(",")]
         else:
             lines.append(f"{name} {number}")
     return "\n".join(lines) + "\n"

@@ -22,6 +22,9 @@ FILES = {
     "usr/share/bash-completion/completions/cxlctl",
     "usr/share/doc/kvbm-cxl-tools/CHANGELOG.md",
     "usr/share/doc/kvbm-cxl-tools/copyright",
+    "usr/share/man/man1/cxl-bench.1.gz",
+    "usr/share/man/man1/cxl-plan-run.1.gz",
+    "usr/share/man/man1/cxl-plan.1.gz",
     "usr/share/man/man1/cxlctl.1.gz",
     "usr/share/man/man1/cxlctl-format.1.gz",
     RULES,
@@ -77,11 +80,12 @@ def rpm_header(path):
 def test_the_deb_has_what_a_node_needs(unpacked):
     there = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert there >= FILES
-    manuals = {path for path in there if path.startswith("usr/share/man/man1/cxlctl")}
+    manuals = {path for path in there if path.startswith("usr/share/man/man1/cxl")}
     assert there - FILES <= manuals, "something else is in the package"
     for installed, source in ((UNIT, "host/kvbm-cxl-host.service"), (RULES, "host/70-kvbm-cxl.rules")):
         assert (unpacked / installed).read_bytes() == (ROOT / "deploy" / source).read_bytes()
-    assert b"cxlctl" in gzip.decompress((unpacked / "usr/share/man/man1/cxlctl.1.gz").read_bytes())
+    for program in ("cxlctl", "cxl-bench", "cxl-plan"):
+        assert f'.TH {program} 1'.encode() in gzip.decompress((unpacked / f"usr/share/man/man1/{program}.1.gz").read_bytes())
     group = re.search(r'GROUP="(\d+)"', (unpacked / RULES).read_text())[1]
     assert f"g cxl {group}\n" in (unpacked / "usr/lib/sysusers.d/kvbm-cxl.conf").read_text()
 

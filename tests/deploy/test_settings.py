@@ -261,7 +261,15 @@ def test_versions_are_those_of_the_checkout():
     said = yaml.safe_load((charts.CHART / "values.yaml").read_text())
     assert {chart["version"], chart["appVersion"], said["images"]["worker"]["tag"], said["images"]["tools"]["tag"]} == {version}
     assert f"ARG PACKAGES=kvbm-cxl/packages-cpu:{version}\n" in (DEPLOY / "images/worker-cpu.Dockerfile").read_text()
-    assert f"IMAGE_TAG={version}\n" in (DEPLOY / "compose/.env").read_text()
+    images = re.findall(r"^(?:IMAGE_TAG=|\w+_IMAGE=kvbm-cxl/services:)(.*)$", (DEPLOY / "compose/.env").read_text(), re.MULTILINE)
+    assert images == [version] * 3
+    for crates in ("Cargo.toml", "kvbm_cxl/tier/Cargo.toml", "python/pyproject.toml"):
+        assert re.findall(r'^version = "(.*)"', (charts.ROOT / crates).read_text(), re.MULTILINE) == [version], crates
+    locked = re.compile(r'name = "(?:cxl-(?:capi|member|pool|sim|tier)|cxlctl|kvbm-cxl-python)"\nversion = "(.*)"')
+    for lock in ("Cargo.lock", "kvbm_cxl/fuzz/Cargo.lock", "kvbm_cxl/tier/Cargo.lock"):
+        assert set(locked.findall((charts.ROOT / lock).read_text())) == {version}, lock
+    assert f'return "{version}"' in (charts.ROOT / "python/kvbm_cxl/__init__.py").read_text()
+    assert re.findall(r"kvbm-cxl/\S+, tag: ([^,]*),", (charts.ROOT / "docs/start/kubernetes.md").read_text()) == [version] * 2
     dynamo = re.search(r"^ai-dynamo==(.*?) ", (charts.ROOT / "scripts/requirements/serve.lock").read_text() + " ", re.MULTILINE)[1].strip()
     assert said["runtimeVersion"] == dynamo
     assert f"ARG DYNAMO_VERSION={dynamo}\n" in (DEPLOY / "images/worker-gpu.Dockerfile").read_text()

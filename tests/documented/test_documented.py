@@ -73,7 +73,7 @@ GIVEN = {
     ),
     ("docs/operating/format.md", 1): Given(words={"64G": "512M"}),
     ("docs/operating/sizing.md", 0): Given(before=TRACE, after="test -s rack.toml"),
-    ("docs/start/vllm.md", 0): Given(before=MODEL),
+    ("docs/start/vllm.md", 0): Given(before=MODEL, words={"--model MODEL": "--model $MODEL"}),
     ("docs/start/rack.md", 0): Given(
         before=MODEL, words={"vllm serve MODEL": "vllm serve $MODEL"}, lasting={"vllm serve": 8000}, after=ASK, timeout_s=900
     ),

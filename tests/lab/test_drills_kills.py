@@ -67,7 +67,7 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_stated(pair):
     a.send("count", lock, counter, TIMES)
     rack["B"].kill()
     until_fenced(rack, "A", slot)
-    rack.cxlctl("A", "hosts", "declare-dead", slot, "--incarnation", incarnation, "--i-know-it-is-powered-off")
+    rack.cxlctl("A", "hosts", "declare-dead", slot, "--incarnation", incarnation, "--i-know-it-is-gone")
     assert a.answer() >= 1
     assert a("counted", lock, counter) == 2 * TIMES
     finish(rack, a)

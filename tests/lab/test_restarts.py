@@ -112,8 +112,8 @@ def test_the_slot_of_a_host_without_power_is_given_away_on_a_statement(racks, mo
     slots = json.loads(rack.cxlctl("A", "hosts", "--json").output)["slots"]
     incarnation = next(one["incarnation"] for one in slots if one["slot"] == slot)
     declare = ["hosts", "declare-dead", slot, "--incarnation", incarnation]
-    assert "--i-know-it-is-powered-off" in rack.cxlctl("A", *declare, status=4).error
-    rack.cxlctl("A", *declare, "--i-know-it-is-powered-off", "--timeout-ms", "60000")
+    assert "--i-know-it-is-gone" in rack.cxlctl("A", *declare, status=4).error
+    rack.cxlctl("A", *declare, "--i-know-it-is-gone", "--timeout-ms", "60000")
     c = rack.start("C").ready()
     for peer in (c, a):
         assert peer("outcomes", MODEL, seed, COUNT, BLOCK_BYTES) == HITS

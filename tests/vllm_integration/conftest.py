@@ -47,7 +47,7 @@ def _is_compiled() -> bool:
         return False
 
 
-sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "dynamo")]
+sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "dynamo"), str(ROOT / "tests" / "versions")]
 # A GPU whose driver is faked.
 sys.path.append(str(ROOT / "python" / "tests"))
 # The checkout as it is, where its extension was built; else the package that was made of it and installed.

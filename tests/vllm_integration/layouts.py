@@ -20,9 +20,11 @@ from kvbm_cxl.vllm_integration.worker import WorkerSide
 from vllm import EngineArgs, SamplingParams
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.platforms import current_platform
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import (
@@ -42,7 +44,7 @@ MEMORY_BYTES = 24 << 20
 class Layout:
     """A model's configuration, and its KV cache as vLLM lays it out."""
 
-    def __init__(self, vllm_config, model: torch.nn.Module) -> None:
+    def __init__(self, vllm_config, model: torch.nn.Module, memory_bytes: int) -> None:
         self.vllm_config, self.model = vllm_config, model
         specs = {}
         for name, layer in vllm_config.compilation_config.static_forward_context.items():
@@ -52,7 +54,7 @@ class Layout:
             if spec:
                 specs[name] = spec
         resolve_kv_cache_layout(vllm_config, [["LBHNC", "BLHNC"]], specs.values())
-        (self.kv_cache_config,) = get_kv_cache_configs(vllm_config, [specs], [MEMORY_BYTES])
+        (self.kv_cache_config,) = get_kv_cache_configs(vllm_config, [specs], [memory_bytes])
         self.kv_cache_config.kv_cache_layout = vllm_config.cache_config.kv_cache_layout
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -62,8 +64,8 @@ class Layout:
 
 
 @contextmanager
-def layout_of(model: str, **options) -> Iterator[Layout]:
-    """The layout of the model in a folder; `options` are vLLM's."""
+def layout_of(model: str, memory_bytes: int = MEMORY_BYTES, tp: int = 1, **options) -> Iterator[Layout]:
+    """The layout of the model in a folder, on the first of `tp` ranks; `options` are vLLM's."""
     register()
     settings = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 4096, "dtype": "bfloat16", "seed": 0, **options}
     transfer = KVTransferConfig(kv_connector=CONNECTOR_NAME, kv_role="kv_both")
@@ -77,9 +79,12 @@ def layout_of(model: str, **options) -> Iterator[Layout]:
             with set_current_vllm_config(config):
                 init_distributed_environment(1, 0, f"file://{rendezvous}/ranks", 0, "gloo")
                 initialize_model_parallel()
+                # One process builds what one of several ranks has.
+                config.parallel_config.tensor_parallel_size = get_tp_group().world_size = tp
                 with torch.device("meta"):
                     made = initialize_model(config)
-                yield Layout(config, made)
+                current_platform.update_block_size_for_backend(config)
+                yield Layout(config, made, memory_bytes)
         finally:
             cleanup_dist_env_and_memory()
             rotary_embedding._ROPE_DICT.clear()

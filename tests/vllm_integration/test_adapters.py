@@ -145,7 +145,8 @@ def test_tensors_from_memory_have_no_digest(tmp_path, manager):
     (first,) = seen.take_changed().values()
     manager._adapter_manager.add_adapter(SimpleNamespace(id=1))
     assert seen.take_changed() == {1: UNKNOWN} and not seen.is_loaded(1, first) and not seen.is_loaded(1, UNKNOWN)
-    assert _loaded(Manager(), folder, tensorizer_config_dict={"tensorizer_dir": "s3://x"}) == UNKNOWN
+    if "tensorizer_config_dict" in LoRARequest.__struct_fields__:  # vLLM 0.31 alone.
+        assert _loaded(Manager(), folder, tensorizer_config_dict={"tensorizer_dir": "s3://x"}) == UNKNOWN
 
 
 def test_an_adapter_is_loaded_ahead_without_a_slot(tmp_path, manager):

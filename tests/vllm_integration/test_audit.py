@@ -3,6 +3,7 @@
 
 import threading
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import kvbm_cxl
@@ -104,6 +105,14 @@ def test_numerics_are_no_difference(bench):
     assert _audited(there) == {"same": 2}
 
 
+def test_one_token_of_the_first_layer_is_a_difference(bench):
+    here, there = bench(seed=1), bench(seed=1)
+    there.memory[0, 1, :, 3] *= -1
+    here.publish(KEYS[:2], range(2))
+    there.publish(KEYS[:2], range(2))
+    assert _audited(there) == {"same": 1, "different": 1}
+
+
 def test_loads_bring_nothing_until_keys_are_others(bench):
     here, there = bench(seed=1), bench(seed=2)
     here.publish(KEYS[:2], range(2))
@@ -159,6 +168,21 @@ def test_a_share_is_compared_and_of_wanted_requests_all_batches(bench, monkeypat
     assert _audited(there) == {"same": 3, "different": 1}, "blocks over the whole batch"
 
 
+def test_of_many_blocks_the_first_ones_and_a_share_are_compared():
+    made = audit.Audit(None, Tally(), {}, lambda: None)
+    assert made._choose(list(range(1000)), False) == [*range(64), 256, 512, 768]
+    assert made._choose(list(range(50)), False) == [24], "the 1024th"
+    assert made._choose(list(range(320)), True) == list(range(0, 320, 10)), "of a request that is computed for the audit"
+
+
+@pytest.mark.parametrize("is_wanted", (False, True))
+def test_where_no_block_was_there_nothing_is_counted(is_wanted):
+    tally = Tally()
+    made = audit.Audit(None, tally, {}, lambda: None)
+    made.look(None, frozenset(KEYS[:2]), is_wanted, SimpleNamespace(keys=KEYS[:2]), ["stored"] * 2)
+    assert tally.take() is None
+
+
 def test_blocks_that_are_only_compared_are_not_published(bench):
     here, there = bench(seed=1), bench(seed=1)
     here.publish(KEYS[:2], range(2))
@@ -175,11 +199,12 @@ def test_packed_formats_are_counted_and_not_compared(path, monkeypatch, caplog):
         def _memory(self, shape, random) -> torch.Tensor:
             return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
 
+    monkeypatch.setattr(audit, "_FIRST", 2)
     benches = [Packed(path, monkeypatch, seed=seed) for seed in (1, 2)]
     for each in benches:
         assert not each.side.handshake().audits
         each.publish(KEYS[:3], range(3))
-    assert _audited(benches[1]) == {"not_comparable": 3}
+    assert _audited(benches[1]) == {"not_comparable": 2}, "of three"
     assert "nvfp4 is packed" in caplog.text
     for each in benches:
         each.close()
@@ -276,14 +301,17 @@ def test_all_pages_of_a_block_are_compared_with_those_of_the_pool(monkeypatch):
     assert made.difference(KEYS[0], 5).farthest > 1, "the second page"
 
 
-@pytest.mark.parametrize(("changes", "is_exact"), (({}, True), ({"quantization": "fp8"}, False), ({"is_multimodal_model": True}, False)))
+@pytest.mark.parametrize(
+    ("changes", "is_exact"),
+    (({}, True), ({"dtype": torch.bfloat16}, True), ({"quantization": "fp8"}, False), ({"is_multimodal_model": True}, False)),
+)
 def test_the_first_layer_is_exact_unless_the_batch_shapes_it(monkeypatch, changes, is_exact):
     monkeypatch.setattr(audit, "writer_of", lambda *_: SimpleNamespace(name="FLASH_ATTN/"))
     config, tensor = _vllm_config("auto"), torch.zeros((BLOCKS, HEADS, TOKENS, CONTENT))
     vars(config.model_config).update(changes)
     spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
     made = audit.group_audit(config, spec, Group(0, ("layers.0",), TOKENS, Kind.FULL), [("layers.0", tensor)], BLOCKS)
-    assert made.limit == limit_of([tensor], torch.float32, is_exact)
+    assert made.limit == limit_of([tensor], config.model_config.dtype, is_exact)
 
 
 def test_each_layer_of_a_group_is_read_as_its_own_specification_says(monkeypatch):
@@ -302,11 +330,30 @@ def test_each_layer_of_a_group_is_read_as_its_own_specification_says(monkeypatch
 def test_the_first_layer_is_known_by_its_name(monkeypatch, name, is_first):
     spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
     monkeypatch.setattr(audit, "writer_of", lambda *_: SimpleNamespace(name="FLASH_ATTN/"))
-    tensors = [(name, torch.zeros((BLOCKS, HEADS, TOKENS, CONTENT)))]
-    for is_draft in (False, True):
+    plain, latents = torch.zeros((BLOCKS, HEADS, TOKENS, CONTENT)), torch.zeros((BLOCKS, TOKENS, CONTENT))
+    for is_draft, tensor in product((False, True), (plain, latents)):
         group = Group(0, (name,), TOKENS, Kind.FULL, is_draft=is_draft)
-        made = audit.group_audit(_vllm_config("auto"), spec, group, tensors, BLOCKS)
+        made = audit.group_audit(_vllm_config("auto"), spec, group, [(name, tensor)], BLOCKS)
         assert made.layers[0].is_first == (is_first and not is_draft)
+
+
+def test_states_are_read_as_their_specification_says():
+    """And not compared where they lie in memory such that they cannot be read: in the engine's or in that which the pool's is read into."""
+    spec = SimpleNamespace(shapes=((2, 2), (3,)), dtypes=(torch.float32, torch.bfloat16))
+    group, config = Group(0, ("layers.0",), TOKENS, Kind.STATE), _vllm_config("auto")
+    pages = torch.zeros((BLOCKS, 1, 1, 24), dtype=torch.int8)
+    made = audit.group_audit(config, spec, group, [("layers.0", pages)], BLOCKS)
+    assert [each.dtype for each in made.tensors] == [each.dtype for each in made.numbers] == [torch.float32, torch.bfloat16]
+    assert [each.page_tokens for each in made.layers] == [0, 0]
+    for size, stride in ((24, 26), (26, 28)):
+        pages = torch.zeros(BLOCKS * stride, dtype=torch.int8).as_strided((BLOCKS, 1, 1, size), (stride, stride, stride, 1))
+        assert audit.group_audit(config, spec, group, [("layers.0", pages)], BLOCKS) is None
+
+
+def test_the_backend_is_asked_where_tokens_lie_on_cpus_alone(monkeypatch):
+    monkeypatch.setattr(audit, "writer_of", lambda *_: pytest.fail("asked"))
+    spec, tensor = SimpleNamespace(head_size=CONTENT // 2), torch.zeros((1, HEADS, TOKENS, CONTENT), device="meta")
+    assert audit.layer_rows(None, "layers.0", tensor, spec, True).page_tokens == TOKENS
 
 
 # Blocks that lie in several cells of the pool

@@ -69,7 +69,7 @@ def test_the_layer_that_differs_most_counts():
     there[2] = _page(9)
     assert (found := difference(layers, here, there)).typical > 1 and found.first_layer == found.farthest == 0
     there[1], there[2] = there[2], here[2]
-    assert difference(layers, here, there).first_layer > 1
+    assert (found := difference(layers, here, there)).typical == found.first_layer > 1
 
 
 def test_next_to_nothing_is_not_far_from_nothing():
@@ -80,16 +80,25 @@ def test_next_to_nothing_is_not_far_from_nothing():
     assert _difference(page, other).farthest < 0.001
 
 
+def test_a_token_that_is_short_counts_as_one_of_a_tenth_of_the_length():
+    page = _page(1)
+    page[:, :, 4] *= 0.2
+    other = page.clone()
+    other[:, :, 4] *= -1
+    assert _difference(page, other).farthest == pytest.approx(2, rel=0.01)
+
+
 def test_a_number_that_is_not_finite_in_one_of_them_is_far():
     page, other = _page(1), _page(1)
     other[0, 0, 7, 1] = float("nan")
-    assert _difference(page, other).farthest == 2
+    assert _difference(page, other).farthest == _difference(other, page).farthest == 2
 
 
 def test_infinite_numbers_in_both_of_them_hide_no_other_token():
     page, other = _page(1), _page(2)
     page[0, 0, 7, 1] = other[0, 0, 7, 1] = float("inf")
-    assert _difference(page, other).typical > 1
+    other[..., 32:] = page[..., 32:]
+    assert _difference(page, other).typical > 1, "by the keys alone"
 
 
 def test_a_state_is_one_vector():
@@ -99,6 +108,7 @@ def test_a_state_is_one_vector():
     assert rows.distances(states, -states).item() == pytest.approx(2)
     two = torch.cat((states, states))
     assert rows.distances(two, torch.cat((states, -states))).item() == pytest.approx(2**0.5), "over all pages of the block"
+    assert [difference([LayerRows.of_state(states, each)], [states], [-states]).farthest > 1 for each in (True, False)] == [True, False]
 
 
 def test_one_part_of_a_block_is_compared():
@@ -143,7 +153,9 @@ def test_a_backend_that_changes_numbers_is_refused():
     (
         (torch.bfloat16, "auto", torch.bfloat16),
         (torch.uint8, "fp8", torch.float8_e4m3fn),
+        (torch.uint8, "fp8_e4m3", torch.float8_e4m3fn),
         (torch.uint8, "fp8_e5m2", torch.float8_e5m2),
+        (torch.int8, "fp8", torch.float8_e4m3fn),
         (torch.float8_e4m3fn, "fp8", torch.float8_e4m3fn),
         (torch.uint8, "fp8_ds_mla", None),
         (torch.uint8, "nvfp4", None),
@@ -184,9 +196,15 @@ def test_the_coarsest_format_decides_what_is_far():
     half, eighth = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.float8_e4m3fn)
     single = limit_of([torch.zeros(1)], torch.float32)
     assert single.typical < limit_of([half], torch.bfloat16).typical < limit_of([eighth], torch.bfloat16).typical < 0.5
-    assert limit_of([torch.zeros(1)], torch.bfloat16) == limit_of([half], torch.float32)
+    assert limit_of([torch.zeros(1)], torch.bfloat16) == limit_of([half], torch.float32) == limit_of([half], torch.bfloat16)
     exact, depends = limit_of([half], torch.bfloat16), limit_of([half], torch.bfloat16, is_exact=False)
     assert exact.first_layer < depends.first_layer == depends.typical
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2))
+def test_every_format_that_can_be_read_has_limits(dtype):
+    limit = limit_of([torch.zeros(1, dtype=dtype)], dtype)
+    assert 0 < limit.first_layer < limit.typical < limit.farthest < 1
 
 
 def test_any_figure_beyond_its_limit_counts():

@@ -2,6 +2,7 @@
 """The namespace: anything that shapes the bytes of a block changes it, the place of a model does not. And what is refused at start."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import kvbm_cxl
@@ -20,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 
@@ -95,7 +97,7 @@ def _settings(monkeypatch):
     accept_made_up_configurations(monkeypatch)
 
 
-def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", options=None, **changes) -> str:
+def _fields(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", options=None, **changes) -> dict:
     monkeypatch.setattr(identity, "attention_backend", lambda *_: backend)
     config = ConnectorConfig.read({"pool": "p", "model_id": "the model", **(options or {})})
     cache = cache or _cache_config()
@@ -104,7 +106,35 @@ def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", optio
     vllm_config, heads = _vllm_config(**changes), [getattr(spec, "num_kv_heads", 1)]
     shards = shards_of(vllm_config.parallel_config.tensor_parallel_size, rank, cache.kv_tp_replicas, heads, config.stored_tp)
     (fields,) = identity.namespace_fields(vllm_config, cache, config, Shape((group,), 16, 16), shards)[0]
-    return str(kvbm_cxl.Namespace(**fields))
+    return fields
+
+
+def _namespace(monkeypatch, **given) -> str:
+    return str(kvbm_cxl.Namespace(**_fields(monkeypatch, **given)))
+
+
+def test_fields_say_what_the_blocks_are(monkeypatch):
+    fields = _fields(monkeypatch, cache=_cache_config(layers=LAYERS[1:]))
+    extra = fields.pop("extra")
+    assert fields == {
+        "model": "the model",
+        "revision": "",
+        "dtype": "torch.bfloat16/auto",
+        "first_layer": 1,
+        "layer_count": 2,
+        "kv_head_count": 2,
+        "head_size": 64,
+        "block_tokens": 16,
+        "layout": "LBHNC",
+        "tp_size": 2,
+        "tp_rank": 0,
+        "tenant_salt": b"",
+    }
+    assert (extra["spec"], extra["page_bytes"], extra["loaded"]) == ("FullAttentionSpec", str(SPEC.page_size_bytes), "files")
+    assert "kind" not in extra
+    assert _fields(monkeypatch, cache=_cache_config(SLIDING))["extra"]["kind"] == f"window/{kind_of(SLIDING)[1]}"
+    states = MambaSpec(block_size=16, shapes=((4, 8), (8,)), dtypes=(torch.float32, torch.bfloat16), mamba_cache_mode="align")
+    assert _fields(monkeypatch, cache=_cache_config(states))["dtype"] == "torch.float32,torch.bfloat16/auto"
 
 
 def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
@@ -146,12 +176,17 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
 
 
 def test_what_else_a_group_keeps_changes_the_namespace(monkeypatch):
-    """Windows of another length, and states of another order that take as many bytes."""
+    """Windows of another length, states and layers of another order that take as many bytes."""
     narrow = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=32)
     shapes = ((4, 8), (8, 8)), ((8, 8), (4, 8))
     states = [MambaSpec(block_size=16, shapes=each, dtypes=(torch.float32,) * 2, mamba_cache_mode="align") for each in shapes]
     assert states[0].page_size_bytes == states[1].page_size_bytes
-    specs = (SPEC, SLIDING, narrow, *states)
+    sizes = ((64, 128, 64), (64, 64, 128))
+    mixed = [
+        UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={name: replace(SPEC, head_size=size) for name, size in zip(LAYERS, each)})
+        for each in sizes
+    ]
+    specs = (SPEC, SLIDING, narrow, *states, *mixed)
     assert len({_namespace(monkeypatch, cache=_cache_config(spec)) for spec in specs}) == len(specs)
 
 
@@ -170,9 +205,11 @@ def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(tmp_pat
     (folder / "modeling_own.py").rename(folder / "modeling_theirs.py")
     seen.append(here())
     assert len(set(seen)) == 12, "and their names do"
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json", "config.json"):
+    texts = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
+    for name in (*texts, "generation_config.json", "model.safetensors.index.json", "config.json"):
         (folder / name).write_text(name)
     (folder / "notes.txt").write_text("words")
+    (folder / "code.py").mkdir()
     assert here() == seen[-1]
     shutil.copytree(folder, tmp_path / "copy")
     folder = tmp_path / "copy"
@@ -271,12 +308,22 @@ def test_a_draft_model_is_part_of_the_groups_that_may_have_its_layers(monkeypatc
         fields = {"model": "d", "hf_config": HfConfig(layers=1), "max_model_len": 4096} | fields
         return Drafts(method=method, draft_model_config=Model(**fields), draft_load_config=SimpleNamespace(load_format=load_format))
 
-    def named(speculative, is_draft=True):
+    def named(speculative, is_draft=True, model=None, **options):
         group = Group(0, tuple(LAYERS), SPEC.block_size, *kind_of(SPEC), is_draft=is_draft)
-        config = ConnectorConfig.read({"pool": "p"})
-        return identity._draft(_vllm_config(speculative_config=speculative), config, group)
+        vllm_config, config = _vllm_config(speculative_config=speculative), ConnectorConfig.read({"pool": "p", **options})
+        vllm_config.model_config = model or vllm_config.model_config
+        return identity._draft(vllm_config, config, group)
 
-    eagle = drafts("eagle")
+    eagle, plain = drafts("eagle"), drafts("eagle")
+    assert named(eagle, model=eagle.draft_model_config) == {}, "n-grams have no model of their own"
+    del plain.draft_load_config
+    assert named(plain) == named(eagle), "as the model is loaded"
+    assert "/the model/" in named(eagle, model_id="the model")["draft"]
+    monkeypatch.setattr(identity, "config_text", lambda config: config.settings if isinstance(config, Drafts) else "")
+    first, second = drafts("eagle"), drafts("eagle")
+    first.settings, second.settings = "a", "b"
+    assert named(first) != named(second)
+    accept_made_up_configurations(monkeypatch)
     assert named(None) == named(SimpleNamespace(draft_model_config=None)) == named(eagle, is_draft=False) == {}
     others = [drafts("eagle", model="e"), drafts("eagle", hf_config=HfConfig(layers=2)), drafts("draft_model"), drafts("eagle", "dummy")]
     assert len({named(each)["draft"] for each in (*others, eagle)}) == 5
@@ -298,7 +345,7 @@ def test_backends_of_all_layers_and_their_instruction_sets_count(monkeypatch):
 
     vec, amx, other = layer("CPU_ATTN", isa="vec"), layer("CPU_ATTN", isa="amx"), layer("FLASH_ATTN")
     assert len({named(vec), named(amx), named(other), named(vec, other), named(amx, other)}) == 5
-    assert named(vec, other, vec) == named(other, vec)
+    assert named(vec, other, vec) == named(other, vec) == "CPU_ATTN/vec,FLASH_ATTN/"
 
 
 def test_layer_numbers():

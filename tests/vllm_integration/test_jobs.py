@@ -325,6 +325,28 @@ def test_a_load_that_raises_has_filled_nothing():
     loads.close()
 
 
+def test_all_loads_end_before_the_memory_goes():
+    loads, begun, go_on, ended = Loads(1), threading.Event(), threading.Event(), []
+
+    def job():
+        begun.set()
+        assert go_on.wait(30)
+        ended.append("wrote")
+        return set()
+
+    loads.submit("a", [({1}, job), ({2}, set)])
+    assert begun.wait(30)
+    waiting = threading.Thread(target=lambda: (loads.end_all(), ended.append("memory goes")))
+    waiting.start()
+    waiting.join(0.05)
+    go_on.set()
+    waiting.join(30)
+    assert ended == ["wrote", "memory goes"]
+    (load,) = loads.take_done()
+    assert load.failed_blocks == {1, 2}, "blocks whose memory went hold nothing"
+    loads.close()
+
+
 def test_what_has_not_begun_of_a_cancelled_load_is_left_out():
     loads = Loads(1)
     begun, gate = threading.Event(), threading.Event()

@@ -4,6 +4,8 @@
 from types import SimpleNamespace
 
 import pytest
+import vllm
+from kvbm_cxl import versions
 from kvbm_cxl.vllm_integration.keys import group_keys, tail_key
 from requests_of_vllm import BLOCK_TOKENS, request, tokens
 from test_scheduler_side import _begin, _run, bench  # noqa: F401
@@ -11,6 +13,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import StreamingUpdate
 
 PROMPT = tokens(100)
+# From 0.32 on vLLM drops the hash of a block whose last token it replaces.
+KEEPS_HASHES = versions.release(vllm.__version__) < (0, 32)
 
 
 def _answered(here, session, until: int) -> None:
@@ -25,7 +29,8 @@ def _answered(here, session, until: int) -> None:
 
 def _next_turn(session, token_ids: list[int]) -> None:
     update = StreamingUpdate(None, token_ids, 8, session.arrival_time + 1, session.sampling_params)
-    Scheduler._update_request_as_session(SimpleNamespace(num_waiting_for_streaming_input=1, log_stats=False), session, update)
+    scheduler = SimpleNamespace(num_waiting_for_streaming_input=1, log_stats=False, hash_block_size=16)
+    Scheduler._update_request_as_session(scheduler, session, update)
 
 
 def _saved(orders) -> list[bytes]:
@@ -44,6 +49,7 @@ def test_a_session_is_found_and_published_like_any_request(bench):  # noqa: F811
     assert here.side.finish(session)[1] is None, "it has no hand-over"
 
 
+@pytest.mark.skipif(not KEEPS_HASHES, reason="this vLLM hashes the block again")
 def test_a_block_that_ended_with_a_replaced_token_has_no_name(bench):  # noqa: F811
     here, session = bench(consumer=False), request("s", PROMPT, resumable=True)
     _answered(here, session, 7 * BLOCK_TOKENS)
@@ -79,4 +85,4 @@ def test_a_first_block_with_a_replaced_token(bench, same):  # noqa: F811
     _next_turn(session, [last if same else last + 1, *tokens(40, seed=5)])
     again = request("u", list(session.all_token_ids))
     saved = _saved(_run(here, session, session.num_tokens - session.num_computed_tokens))
-    assert saved == (group_keys(again, 0, 3) if same else []), "a token that comes again leaves the hash right"
+    assert saved == (group_keys(again, 0, 3) if same or not KEEPS_HASHES else []), "a token that comes again leaves the hash right"

@@ -65,11 +65,14 @@ def metrics(registry):
 
 
 def test_prometheus_shows_them_by_engine(metrics, registry):
-    metrics.observe(_tally().take().data, 1)
+    tally = _tally()
+    tally.gauge("pool_info", 1, "of-this-rack")
+    metrics.observe(tally.take().data, 1)
     text = generate_latest(registry).decode()
     assert 'vllm:kvbm_cxl_pulled_blocks_total{engine="1",model_name="m",result="hit"} 4.0' in text
     assert 'vllm:kvbm_cxl_pulled_blocks_total{engine="0",model_name="m",result="hit"} 0.0' in text, "what did not happen is 0, not missing"
     assert 'vllm:kvbm_cxl_pinned_blocks{engine="1",model_name="m"} 5.0' in text
+    assert 'vllm:kvbm_cxl_pool_info{engine="1",model_name="m",pool="of-this-rack"} 1.0' in text
     assert 'vllm:kvbm_cxl_pull_seconds_sum{engine="1",model_name="m"} 1.0' in text
     assert 'vllm:kvbm_cxl_pull_seconds_bucket{engine="1",le="0.5",model_name="m"} 1.0' in text
     shown = {name for name in re.findall(r"^# TYPE (\S+)", text, re.M) if "kvbm" in name}

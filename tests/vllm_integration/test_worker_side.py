@@ -336,6 +336,15 @@ def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
     here.side.before_overwrite(here.orders())
 
 
+def test_saves_end_before_the_engine_s_memory_goes(bench, monkeypatch):
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:4], [0, 1, 2, 3])])
+    assert slow.begun.wait(30)
+    slow.holds_up(here.side.end_copies, within_s=30)
+    assert not here.side.saver.saves.is_busy("a")
+
+
 def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch):
     here = bench()
     slow = Slow(here, monkeypatch)
@@ -447,6 +456,15 @@ def test_a_pool_with_too_small_cells_is_refused(make_pool, monkeypatch):
     with pytest.raises(ConfigError, match=r"takes 8192 bytes.*cells .* \[4096\].*--cells 64K:75%"):
         Bench(make_pool(size="64M", cells="4K:75%"), monkeypatch)
     assert not pool_access._registry
+
+
+@pytest.mark.parametrize(("cells", "unused"), [("8K:75%", None), ("16K:75%", None), ("16448:75%", 51), ("256:1%,64K:60%", 88)])
+def test_cells_that_a_block_fills_less_than_half_are_named_with_the_right_size(make_pool, monkeypatch, caplog, cells, unused):
+    Bench(make_pool(size="64M", cells=cells), monkeypatch).close()
+    said = [record.getMessage() for record in caplog.records if "stays unused" in record.getMessage()]
+    assert len(said) == (unused is not None), said
+    if said:
+        assert "blocks of [8192] bytes" in said[0] and f": {unused} %" in said[0] and "--cells 8192:SHARE" in said[0]
 
 
 def test_memory_that_cannot_be_copied_from_is_refused(bench, monkeypatch):

@@ -10,6 +10,8 @@ that are compared run under the same conditions. Nothing of the connectors, of t
 3. vLLM's workers wait for a message that says that there is one, and it can get lost: then they look again after 5 s, at every step of
    every token (vLLM's pull request 45224, which bounded the wait). They look again soon.
 4. NixlConnector on CPUs pins every worker to the last core, so that all of them share it: the call is ignored there.
+5. vLLM's attention on CPUs uses AMX without asking the kernel for it. Elsewhere in a process oneDNN asks, for a matrix of many tokens; a
+   decode worker, whose first step has one token, ends with SIGILL. The kernel is asked when the backend is loaded.
 """
 
 import importlib.abc
@@ -53,10 +55,17 @@ def _look_again(shm_broadcast):
     shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = min(longest_ms, LOOK_AGAIN_MS)
 
 
+def _ask_for_amx(_):
+    import torch
+
+    torch.cpu._init_amx()
+
+
 CHANGES = {
     "nixl_cu12._bindings": _delay_progress,
     "nixl_cu13._bindings": _delay_progress,
     "vllm.distributed.device_communicators.shm_broadcast": _look_again,
+    "vllm.v1.attention.backends.cpu_attn": _ask_for_amx,
 }
 
 

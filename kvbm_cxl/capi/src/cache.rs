@@ -106,7 +106,6 @@ impl CacheMember {
         }
     }
 
-    /// Reserves a block.
     pub fn reserve(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Block> {
         let reservation = self.make_reservation(id, parent, len_bytes)?;
         let (offset, address) = (reservation.offset(), reservation.address());
@@ -171,12 +170,10 @@ impl CacheMember {
         }
     }
 
-    /// Makes a reserved block visible.
     pub fn commit(&self, handle: u64) -> Outcome<()> {
         Ok(self.take_reservation(handle)?.commit()?)
     }
 
-    /// Gives a reserved block up.
     pub fn abort(&self, handle: u64) -> Outcome<()> {
         Ok(self.take_reservation(handle)?.abort()?)
     }
@@ -205,7 +202,6 @@ impl CacheMember {
         self.describe(handle, offset, len_bytes, address, owner)
     }
 
-    /// Pins a block.
     pub fn pin(&self, id: &BlockId) -> Outcome<Block> {
         match self.cache.pin(Namespace(id.name_space), BlockKey(id.key))? {
             Ok(pinned) => Ok(self.add_pin(pinned)),
@@ -213,9 +209,10 @@ impl CacheMember {
         }
     }
 
-    pub fn pin_chain(&self, namespace: [u8; 16], keys: &[[u8; 16]]) -> Outcome<Vec<Block>> {
+    /// Pins the first blocks of a chain; returns their handles.
+    pub fn pin_chain(&self, namespace: [u8; 16], keys: &[[u8; 16]]) -> Outcome<Vec<u64>> {
         let pinned = self.cache.pin_chain(Namespace(namespace), bytemuck::cast_slice(keys))?;
-        Ok(pinned.into_iter().map(|pinned| self.add_pin(pinned)).collect())
+        Ok(pinned.into_iter().map(|pinned| self.add_pin(pinned).handle).collect())
     }
 
     fn pin_of(&self, handle: u64) -> Outcome<Arc<Pinned>> {
@@ -234,7 +231,6 @@ impl CacheMember {
         pinned.copy(&mut list)?.map_or(Ok(()), |reason| Err(miss(reason)))
     }
 
-    /// Drops what this host caches of a pinned block.
     pub fn invalidate(&self, handle: u64) -> Outcome<()> {
         Ok(self.pin_of(handle)?.invalidate()?)
     }

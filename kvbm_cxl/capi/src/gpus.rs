@@ -4,16 +4,15 @@
 //! A copy stays in the table until its end is known, whatever its caller does: what the GPU may still use is never let go of.
 
 use crate::handle;
+use crate::numbers::Handles;
 use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, CxlGpu, CxlGpuCopy, CxlPool, GpuInfo, GpuOptions};
 use bytemuck::Zeroable;
 use cxl_pool::copy::CopyEngine;
 use cxl_pool::copy::cuda::{CudaConfig, CudaEngine, Direction, Dma, Ending, GpuCopy, GpuPiece, HostPlace};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// An open GPU.
 struct GpuEntry {
     engine: Arc<CudaEngine>,
     /// The handle of the pool.
@@ -21,46 +20,13 @@ struct GpuEntry {
     timeout_ms: u64,
 }
 
-/// Copies that were started.
 struct CopyEntry {
     copy: GpuCopy,
     timeout_ms: u64,
 }
 
-/// Open objects of a kind, each with the number of forks before it was opened.
-pub type Table<T> = Mutex<BTreeMap<u64, (usize, Arc<T>)>>;
-
-static GPUS: Table<GpuEntry> = Mutex::new(BTreeMap::new());
-static COPIES: Table<CopyEntry> = Mutex::new(BTreeMap::new());
-
-/// A table, locked.
-pub fn locked<T>(table: &'static Table<T>) -> MutexGuard<'static, BTreeMap<u64, (usize, Arc<T>)>> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Enters something under a number of its own.
-pub fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
-    let number = crate::numbers::fresh_number();
-    locked(table).insert(number, (handle::forks(), Arc::new(entry)));
-    number
-}
-
-/// An object with a number; `what` is what messages call it.
-pub fn find<T>(table: &'static Table<T>, number: u64, what: &str) -> Outcome<Arc<T>> {
-    match locked(table).get(&number) {
-        Some((forks, entry)) if *forks == handle::forks() => Ok(entry.clone()),
-        Some(_) => Err(Failure::new(Status::E_FORKED, format!("{what} {number} is the parent process's: a GPU does not outlive a fork"))),
-        None => Err(Failure::new(Status::E_CLOSED, format!("{number} is no {what} (was it closed?)"))),
-    }
-}
-
-fn gpu(number: CxlGpu) -> Outcome<Arc<GpuEntry>> {
-    find(&GPUS, number, "open GPU")
-}
-
-fn copy(number: CxlGpuCopy) -> Outcome<Arc<CopyEntry>> {
-    find(&COPIES, number, "copy of a GPU")
-}
+static GPUS: Handles<GpuEntry> = Handles::new("open GPU");
+static COPIES: Handles<CopyEntry> = Handles::new("copy of a GPU");
 
 /// What a GPU is opened with: as the caller says, then the environment.
 fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
@@ -80,7 +46,6 @@ fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
     Ok(config)
 }
 
-/// How many GPUs there are.
 pub fn count(library: Option<&str>) -> Outcome<u32> {
     Ok(cxl_pool::copy::cuda::devices(&config(library, &GpuOptions::zeroed())?.library)?)
 }
@@ -94,21 +59,19 @@ pub fn open(pool: *mut CxlPool, device: u32, library: Option<&str>, options: &Gp
     })?;
     // Without the pool's handle, which others use meanwhile: it may take minutes. The engine keeps the mapping.
     entry.engine.register_ahead();
-    Ok(enter(&GPUS, entry))
+    Ok(GPUS.add(entry))
 }
 
-/// Closes a GPU. Started copies continue.
 pub fn close(number: CxlGpu) -> Outcome<()> {
-    gpu(number)?;
-    // The engine ends without the lock, because the driver may take its time.
-    let entry = locked(&GPUS).remove(&number);
-    drop(entry);
+    GPUS.find(number)?;
+    // The engine ends without the table's lock, because the driver may take its time.
+    drop(GPUS.remove(number));
     Ok(())
 }
 
 /// What there is to know of a GPU.
 pub fn info(number: CxlGpu) -> Outcome<GpuInfo> {
-    let engine = &gpu(number)?.engine;
+    let engine = &GPUS.find(number)?.engine;
     let (reach, copied) = (engine.reach(), engine.counters());
     let copied = copied.first().copied().unwrap_or_default();
     let mut info = GpuInfo {
@@ -131,7 +94,7 @@ pub fn info(number: CxlGpu) -> Outcome<GpuInfo> {
 
 /// Refuses a range that is not memory of a GPU.
 pub fn check(number: CxlGpu, address: u64, len_bytes: usize) -> Outcome<()> {
-    Ok(gpu(number)?.engine.check_memory(address, len_bytes as u64)?)
+    Ok(GPUS.find(number)?.engine.check_memory(address, len_bytes as u64)?)
 }
 
 /// Where bytes of the host lie: in the blocks of this pool, or in no pool.
@@ -161,7 +124,7 @@ pub unsafe fn start(number: CxlGpu, direction: u32, is_buffered: bool, pieces: &
         types::GPU_FROM_HOST => Direction::FromHost,
         _ => return Err(Failure::invalid(format!("{direction} is no direction of a copy of a GPU"))),
     };
-    let GpuEntry { engine, pool, timeout_ms } = &*gpu(number)?;
+    let GpuEntry { engine, pool, timeout_ms } = &*GPUS.find(number)?;
     let used = pieces.iter().filter(|piece| piece.len_bytes > 0);
     let copy = handle::with(std::ptr::without_provenance_mut(*pool), |pool| {
         let piece = |piece: &types::GpuPiece| {
@@ -171,7 +134,7 @@ pub unsafe fn start(number: CxlGpu, direction: u32, is_buffered: bool, pieces: &
         // SAFETY: as this function demands.
         Ok(unsafe { engine.start(direction, &pieces, is_buffered) }?)
     })?;
-    Ok(enter(&COPIES, CopyEntry { copy, timeout_ms: *timeout_ms }))
+    Ok(COPIES.add(CopyEntry { copy, timeout_ms: *timeout_ms }))
 }
 
 fn outcome(ending: Ending) -> Outcome<()> {
@@ -180,7 +143,7 @@ fn outcome(ending: Ending) -> Outcome<()> {
 
 /// Waits for the end of copies, and says how they ended.
 pub fn wait(number: CxlGpuCopy, timeout_ms: u64) -> Outcome<()> {
-    let entry = copy(number)?;
+    let entry = COPIES.find(number)?;
     let timeout_ms = if timeout_ms == types::TIMEOUT_DEFAULT { entry.timeout_ms } else { timeout_ms };
     let ending = match timeout_ms {
         0 => entry.copy.poll(),
@@ -194,15 +157,15 @@ pub fn wait(number: CxlGpuCopy, timeout_ms: u64) -> Outcome<()> {
 
 /// Begins nothing more.
 pub fn cancel(number: CxlGpuCopy) -> Outcome<()> {
-    copy(number)?.copy.cancel();
+    COPIES.find(number)?.copy.cancel();
     Ok(())
 }
 
 /// Forgets copies whose end is known.
 pub fn release(number: CxlGpuCopy) -> Outcome<()> {
-    if copy(number)?.copy.poll().is_none() {
+    if COPIES.find(number)?.copy.poll().is_none() {
         return Err(Failure::new(Status::E_BUSY, "the GPU may still use the memory of these copies: wait for their end"));
     }
-    locked(&COPIES).remove(&number);
+    COPIES.remove(number);
     Ok(())
 }

@@ -4,29 +4,27 @@
 //! A `cxl_pool_t*` is never followed: its value is a place in a fixed table and a generation, so that a handle that is wrong, or closed,
 //! is refused. Lookups take no lock and touch no counter shared between threads.
 
-use crate::numbers::lock;
 use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{CxlPool, MAX_POOLS, Options};
 use arc_swap::{ArcSwapOption, Guard};
 use bytemuck::Zeroable;
+use cxl_pool::background::{forks, held};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 
 /// Bits of a handle that hold the place.
 const PLACE_BITS: u32 = 8;
 
 struct HandleEntry {
     handle: usize,
-    /// [`FORKS`] when it was opened: a child process must not act under its parent's identity.
+    /// [`forks`] when it was opened.
     forks: usize,
     open: OpenPool,
 }
 
 static ENTRIES: [ArcSwapOption<HandleEntry>; MAX_POOLS] = [const { ArcSwapOption::const_empty() }; MAX_POOLS];
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// How often this process is the child of a fork since the library was first used.
-static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// Handle of the default pool; 0 = not open.
 static DEFAULT: AtomicUsize = AtomicUsize::new(0);
 /// Held while the table changes.
@@ -34,20 +32,8 @@ static CHANGING: Mutex<usize> = Mutex::new(0);
 /// Held while the default pool is opened or closed.
 static OPENING_DEFAULT: Mutex<()> = Mutex::new(());
 
-extern "C" fn count_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-fn notice_forks() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only adds to an atomic, which is safe after a fork. Without memory for it, forks stay unnoticed.
-        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
-    });
-}
-
 fn enter(open: OpenPool) -> Outcome<usize> {
-    let mut generation = lock(&CHANGING);
+    let mut generation = held(&CHANGING);
     let Some(place) = ENTRIES.iter().position(|entry| entry.load().is_none()) else {
         return Err(Failure::new(Status::E_FULL, format!("this process has {MAX_POOLS} pools open: close one")));
     };
@@ -72,11 +58,6 @@ fn find(handle: usize) -> Outcome<Guard<Option<Arc<HandleEntry>>>> {
     Ok(found)
 }
 
-/// How often this process was forked since the library was first used.
-pub fn forks() -> usize {
-    FORKS.load(Ordering::Relaxed)
-}
-
 pub fn is_in_pool(address: usize) -> bool {
     let used = &ENTRIES[..USED.load(Ordering::Acquire).min(MAX_POOLS)];
     used.iter().any(|entry| entry.load().as_ref().is_some_and(|entry| entry.open.offset_of(address).is_some()))
@@ -90,13 +71,12 @@ fn check_fork(entry: &HandleEntry) -> Outcome<()> {
 }
 
 pub fn open(spec: Option<&str>, options: &Options) -> Outcome<*mut CxlPool> {
-    notice_forks();
     let handle = enter(OpenPool::open(spec, options)?)?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
 pub fn open_default(spec: Option<&str>, options: &Options) -> Outcome<()> {
-    let _turn = lock(&OPENING_DEFAULT);
+    let _turn = held(&OPENING_DEFAULT);
     if usable_default().is_some() {
         return Err(Failure::new(Status::E_EXISTS, "the default pool is open already: close it with cxl_shm_fini"));
     }
@@ -113,7 +93,7 @@ fn default_handle() -> Outcome<usize> {
     if let Some(handle) = usable_default() {
         return Ok(handle);
     }
-    let _turn = lock(&OPENING_DEFAULT);
+    let _turn = held(&OPENING_DEFAULT);
     if let Some(handle) = usable_default() {
         return Ok(handle);
     }
@@ -138,7 +118,7 @@ pub fn with_handle<T>(pool: *mut CxlPool, work: impl FnOnce(usize, &OpenPool) ->
 
 /// Leaves and closes a pool; null is the default one, and does nothing if that is not open.
 pub fn close(pool: *mut CxlPool) -> Outcome<()> {
-    let _turn = pool.is_null().then(|| lock(&OPENING_DEFAULT));
+    let _turn = pool.is_null().then(|| held(&OPENING_DEFAULT));
     let handle = if pool.is_null() { usable_default().unwrap_or(0) } else { pool.addr() };
     if handle == 0 {
         return Ok(());
@@ -147,7 +127,7 @@ pub fn close(pool: *mut CxlPool) -> Outcome<()> {
         Some(entry) => entry.open.leave()?,
         None => return Err(wrong()),
     }
-    let _changing = lock(&CHANGING);
+    let _changing = held(&CHANGING);
     // Another thread may have been faster; then the place is another pool's, or empty.
     if find(handle).is_ok()
         && let Some(entry) = ENTRIES.get((handle & ((1 << PLACE_BITS) - 1)).wrapping_sub(1))

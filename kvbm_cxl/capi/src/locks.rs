@@ -5,8 +5,8 @@
 //! both, and stands in a table until its thread gives it back. Only that thread may: what it wrote past its caches is ordered by its own
 //! fences, so a release from elsewhere could overtake it.
 
-use crate::numbers;
 use crate::status::{Failure, Outcome, Status};
+use cxl_pool::background;
 use cxl_pool::host::Host;
 use cxl_pool::lock::{LockGuard, LockId};
 use cxl_pool::media::Geometry;
@@ -23,7 +23,6 @@ self_cell! {
     }
 }
 
-/// How a lock was acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquired {
     /// What it protects has to be repaired before use.
@@ -92,15 +91,14 @@ impl Locks {
                 ),
             ));
         }
-        *numbers::lock(&place.held) = Some(held);
+        *background::held(&place.held) = Some(held);
         place.holder.store(this_thread(), Ordering::Relaxed);
         Ok(acquired)
     }
 
-    /// Releases a lock of the calling thread.
     pub fn release(&self, lock: LockId) -> Outcome<()> {
         let place = self.mine(lock)?;
-        let held = numbers::lock(&place.held).take();
+        let held = background::held(&place.held).take();
         // Before the guard goes: the next thread to acquire finds its place empty.
         place.holder.store(0, Ordering::Relaxed);
         if held.is_some_and(|held| held.borrow_dependent().is_live()) {
@@ -115,7 +113,7 @@ impl Locks {
     /// States whether what a lock of the calling thread protects is whole.
     pub fn set_repaired(&self, lock: LockId, repaired: bool) -> Outcome<()> {
         let place = self.mine(lock)?;
-        if let Some(held) = &mut *numbers::lock(&place.held) {
+        if let Some(held) = &mut *background::held(&place.held) {
             held.with_dependent_mut(|_, guard| if repaired { guard.repaired() } else { guard.damaged() });
         }
         Ok(())

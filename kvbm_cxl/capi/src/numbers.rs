@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Things that C cannot own, each under a number of its own.
 
+use crate::status::{Failure, Outcome, Status};
+use cxl_pool::background::{forks, held};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A number that means nothing else in this process, ever: not to another handle, nor after a pool was left and joined again.
 pub fn fresh_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
-}
-
-/// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub struct Numbers<T>(Mutex<BTreeMap<u64, T>>);
@@ -31,25 +28,58 @@ impl<T> Numbers<T> {
     }
 
     pub fn insert(&self, number: u64, value: T) {
-        lock(&self.0).insert(number, value);
+        held(&self.0).insert(number, value);
     }
 
     pub fn get(&self, number: u64) -> Option<T>
     where
         T: Clone,
     {
-        lock(&self.0).get(&number).cloned()
+        held(&self.0).get(&number).cloned()
     }
 
     pub fn has(&self, number: u64) -> bool {
-        lock(&self.0).contains_key(&number)
+        held(&self.0).contains_key(&number)
     }
 
     pub fn remove(&self, number: u64) -> Option<T> {
-        lock(&self.0).remove(&number)
+        held(&self.0).remove(&number)
     }
 
     pub fn take_all(&self) -> impl Iterator<Item = T> {
-        std::mem::take(&mut *lock(&self.0)).into_values()
+        std::mem::take(&mut *held(&self.0)).into_values()
+    }
+}
+
+/// Objects of a kind that do not outlive a fork, by number.
+pub struct Handles<T> {
+    /// What messages call one.
+    what: &'static str,
+    /// Each with [`forks`] when it was added.
+    entries: Numbers<(usize, Arc<T>)>,
+}
+
+impl<T> Handles<T> {
+    pub const fn new(what: &'static str) -> Self {
+        Handles { what, entries: Numbers::new() }
+    }
+
+    pub fn add(&self, value: T) -> u64 {
+        self.entries.add((forks(), Arc::new(value)))
+    }
+
+    pub fn find(&self, number: u64) -> Outcome<Arc<T>> {
+        let what = self.what;
+        match self.entries.get(number) {
+            Some((born, value)) if born == forks() => Ok(value),
+            Some(_) => {
+                Err(Failure::new(Status::E_FORKED, format!("{what} {number} is the parent process's: a GPU does not outlive a fork")))
+            }
+            None => Err(Failure::new(Status::E_CLOSED, format!("{number} is no {what} (was it closed?)"))),
+        }
+    }
+
+    pub fn remove(&self, number: u64) -> Option<Arc<T>> {
+        self.entries.remove(number).map(|(_, value)| value)
     }
 }

@@ -4,14 +4,14 @@
 use crate::cache::CacheMember;
 use crate::counts::Counts;
 use crate::locks::Locks;
-use crate::numbers::lock;
 use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, CacheOptions, FormatOptions, Info, Options};
-use crate::upkeep::Upkeep;
+use crate::upkeep;
 use arc_swap::ArcSwapOption;
 use bytemuck::Zeroable;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::background::{Background, held};
 use cxl_pool::copy::{CopyConfig, CopyEngine};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
@@ -89,7 +89,7 @@ pub struct OpenPool {
     /// Of lists of copies, once there was one.
     copy_engine: OnceLock<Arc<dyn CopyEngine>>,
     /// Runs while this process is a member; held while it joins or leaves.
-    upkeep: Mutex<Option<Upkeep>>,
+    upkeep: Mutex<Option<Background>>,
 }
 
 // SAFETY: `base` is only an address, whose memory only the coherence layer touches; which thread does so does not matter.
@@ -182,7 +182,7 @@ impl OpenPool {
     }
 
     pub fn join(&self) -> Outcome<()> {
-        let mut upkeep = lock(&self.upkeep);
+        let mut running = held(&self.upkeep);
         if self.member.load().is_some() {
             return Err(Failure::new(Status::E_EXISTS, "this handle has joined the pool already"));
         }
@@ -207,14 +207,14 @@ impl OpenPool {
             // The first error is the one to report; if leaving fails too, the host is taken for dead after a while.
             let _ = host.leave();
         })?);
-        *upkeep = Some(Upkeep::start(&member)?);
+        *running = Some(upkeep::start(&member)?);
         self.member.store(Some(member));
         Ok(())
     }
 
     /// Leaves the pool; does nothing if not joined.
     pub fn leave(&self) -> Outcome<()> {
-        let mut upkeep = lock(&self.upkeep);
+        let mut running = held(&self.upkeep);
         let busy = |held| Failure::new(Status::E_BUSY, format!("{held} locks are held through this handle: release them first"));
         // Looked at before anything changes, so that calls under way notice nothing of an attempt that fails.
         match self.member.load().as_ref().map(|member| member.locks.count_held()) {
@@ -235,12 +235,12 @@ impl OpenPool {
         if held != 0 {
             // The upkeep has ended with what it kept up.
             let member = Arc::new(member);
-            let restarted = Upkeep::start(&member);
+            let restarted = upkeep::start(&member);
             self.member.store(Some(member));
-            *upkeep = Some(restarted?);
+            *running = Some(restarted?);
             return Err(busy(held));
         }
-        *upkeep = None;
+        *running = None;
         let Member { host, rings, allocator, counts, cache, _service, .. } = member;
         rings.end();
         if let Some(cache) = cache.into_inner().and_then(Arc::into_inner) {
@@ -255,7 +255,7 @@ impl OpenPool {
     }
 
     pub fn open_cache(&self, options: &CacheOptions) -> Outcome<()> {
-        let _turn = lock(&self.upkeep);
+        let _turn = held(&self.upkeep);
         self.as_member(|member| {
             if member.cache.load().is_some() {
                 return Err(Failure::new(Status::E_EXISTS, "the cache of this pool is open already"));
@@ -267,7 +267,7 @@ impl OpenPool {
 
     /// Closes the cache of this process; does nothing if it is not open.
     pub fn close_cache(&self) -> Outcome<()> {
-        let _turn = lock(&self.upkeep);
+        let _turn = held(&self.upkeep);
         self.as_member(|member| {
             let Some(shared) = member.cache.swap(None) else { return Ok(()) };
             match alone(shared, self.config.join_timeout_ms()) {

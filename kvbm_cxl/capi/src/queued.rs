@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Blocks of the cache that a stream of a GPU orders, by number.
 
-use crate::gpus::{Table, enter, find, locked};
+use crate::numbers::Handles;
 use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, CxlGpuQueued, GpuPart};
@@ -10,23 +10,18 @@ use cxl_pool::cache::tier::Answer;
 use cxl_pool::cache::{BlockKey, Cache, Namespace, PublishRequest};
 use cxl_pool::copy::{After, LocalRange, OnGpu};
 use cxl_pool::metrics::RefusalReason;
-use std::collections::BTreeMap;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
-use std::sync::Mutex;
 
 struct QueuedEntry {
     queued: Queued,
     timeout_ms: u64,
 }
 
-static QUEUED: Table<QueuedEntry> = Mutex::new(BTreeMap::new());
-const WHAT: &str = "queued call of a GPU";
+static QUEUED: Handles<QueuedEntry> = Handles::new("queued call of a GPU");
 
 /// A block of a call, and the parts of the GPU's memory where it lies.
 pub struct QueuedBlock {
-    /// Its namespace.
     pub name_space: [u8; 16],
-    /// Its key.
     pub key: [u8; 16],
     /// Key of the block before it.
     pub parent: Option<[u8; 16]>,
@@ -38,7 +33,6 @@ pub struct QueuedBlock {
 pub struct Call {
     /// The GPU, and the caller's stream there.
     pub on: OnGpu,
-    /// What it is about.
     pub blocks: Vec<QueuedBlock>,
     /// Longest wait for room, in milliseconds.
     pub wait_ms: u64,
@@ -49,7 +43,6 @@ pub fn on(device: u32, stream: u64) -> OnGpu {
     OnGpu { device, after: After::Stream(stream) }
 }
 
-/// A part of a block.
 pub fn range_of(part: &GpuPart) -> Outcome<LocalRange> {
     match NonNull::new(with_exposed_provenance_mut::<u8>(part.device as usize)) {
         Some(address) => Ok(LocalRange { address, len_bytes: part.len_bytes }),
@@ -95,7 +88,7 @@ impl Call {
 }
 
 fn keep(pool: &OpenPool, queued: Queued) -> CxlGpuQueued {
-    enter(&QUEUED, QueuedEntry { queued, timeout_ms: pool.timeout_ms(types::TIMEOUT_DEFAULT) })
+    QUEUED.add(QueuedEntry { queued, timeout_ms: pool.timeout_ms(types::TIMEOUT_DEFAULT) })
 }
 
 fn status_of(answer: &Answer) -> Status {
@@ -112,7 +105,7 @@ fn status_of(answer: &Answer) -> Status {
 
 /// Waits for the end of blocks; what became of each.
 pub fn wait(number: CxlGpuQueued, timeout_ms: u64, outcomes: &mut [i32]) -> Outcome<()> {
-    let entry = find(&QUEUED, number, WHAT)?;
+    let entry = QUEUED.find(number)?;
     let timeout_ms = if timeout_ms == types::TIMEOUT_DEFAULT { entry.timeout_ms } else { timeout_ms.min(crate::pool::MAX_TIMEOUT_MS) };
     let Some(answers) = entry.queued.wait(timeout_ms) else {
         return Err(Failure::new(Status::E_TIMEOUT, "the GPU has not ended with the blocks yet"));
@@ -131,14 +124,14 @@ pub fn wait(number: CxlGpuQueued, timeout_ms: u64, outcomes: &mut [i32]) -> Outc
 /// The stream is there.
 pub unsafe fn hold(number: CxlGpuQueued, stream: u64) -> Outcome<()> {
     // SAFETY: as this function demands.
-    Ok(unsafe { find(&QUEUED, number, WHAT)?.queued.hold(stream) }?)
+    Ok(unsafe { QUEUED.find(number)?.queued.hold(stream) }?)
 }
 
 /// Forgets blocks whose end is known.
 pub fn release(number: CxlGpuQueued) -> Outcome<()> {
-    if find(&QUEUED, number, WHAT)?.queued.poll().is_none() {
+    if QUEUED.find(number)?.queued.poll().is_none() {
         return Err(Failure::new(Status::E_BUSY, "the GPU may still use the memory of these blocks: wait for their end"));
     }
-    locked(&QUEUED).remove(&number);
+    QUEUED.remove(number);
     Ok(())
 }

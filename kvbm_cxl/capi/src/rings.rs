@@ -5,12 +5,13 @@
 //! that was closed is refused. A call that waits looks now and then whether another thread closes what it waits for, so that a close need
 //! not wait for its deadline.
 
-use crate::numbers::{Numbers, lock};
+use crate::numbers::Numbers;
 use crate::status::{Failure, Outcome, Status};
 use crate::turns::{Deadline, Turn, Turns};
 use crate::types::CxlRing;
 use cxl_pool::Error;
 use cxl_pool::alloc::Allocator;
+use cxl_pool::background::held;
 use cxl_pool::host::Host;
 use cxl_pool::ring::{Alive, Beating, Connection, Listener, Presence, Probe, Receiver, RingConfig, Rings, Sender, Trace};
 use std::sync::{Arc, Mutex};
@@ -76,7 +77,7 @@ impl RingTable {
     }
 
     fn rings(&self) -> Outcome<Rings> {
-        let mut rings = lock(&self.rings);
+        let mut rings = held(&self.rings);
         if let Some((rings, _)) = &*rings {
             return Ok(rings.clone());
         }
@@ -140,7 +141,6 @@ impl RingTable {
         wait(&mut turn, number, deadline, |sender, ms| sender.send(message, ms))
     }
 
-    /// Longest message of a connection, in bytes.
     pub fn max_message_bytes(&self, number: CxlRing) -> Outcome<u64> {
         match self.find(number)? {
             RingEntry::Connection(.., max_message_bytes) => Ok(max_message_bytes),
@@ -220,35 +220,4 @@ impl RingTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn an_attempt_that_takes_long_is_the_last_one() {
-        let turns = Turns::of(());
-        let mut turn = turn(&turns, 1, Deadline::within(50)).unwrap();
-        let (deadline, mut attempts) = (Deadline::within(50), 0);
-        let failed = wait(&mut turn, 1, deadline, |(), timeout_ms| -> Result<(), _> {
-            assert!(timeout_ms <= SLICE_MS);
-            attempts += 1;
-            std::thread::sleep(Duration::from_millis(60));
-            Err(Error::Timeout { what: "the lock of another host".into(), timeout_ms })
-        });
-        let failed = failed.err().unwrap();
-        assert_eq!((attempts, failed.status), (1, Status::E_TIMEOUT));
-        assert!(failed.message.contains("50 ms"), "{}", failed.message);
-    }
-
-    #[test]
-    fn a_wait_lasts_to_its_deadline() {
-        let turns = Turns::of(());
-        let mut turn = turn(&turns, 1, Deadline::within(0)).unwrap();
-        let (deadline, mut attempts) = (Deadline::within(20 * SLICE_MS), 0);
-        let got = wait(&mut turn, 1, deadline, |(), timeout_ms| {
-            attempts += 1;
-            if attempts == 5 { Ok("a message") } else { Err(Error::Timeout { what: "a message".into(), timeout_ms }) }
-        });
-        assert_eq!(got.ok(), Some("a message"));
-    }
-}
+mod tests;

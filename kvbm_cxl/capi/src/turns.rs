@@ -15,7 +15,6 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// So many milliseconds from now on.
     pub fn within(timeout_ms: u64) -> Deadline {
         // A polling caller does not ask for the time.
         let at = if timeout_ms == 0 { None } else { Instant::now().checked_add(Duration::from_millis(timeout_ms)) };
@@ -26,7 +25,6 @@ impl Deadline {
         self.timeout_ms
     }
 
-    /// The remaining time in milliseconds, rounded up.
     pub fn left_ms(&self) -> u64 {
         match self.at {
             Some(at) => at.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000) as u64,

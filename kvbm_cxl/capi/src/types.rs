@@ -15,8 +15,6 @@ pub struct CxlPool {
     _opaque: [u8; 0],
 }
 
-/// Compute and compare a checksum of every block.
-pub const CACHE_CHECKSUMS: u32 = 1;
 /// `cxl_lock_t`.
 pub type CxlLock = u32;
 /// `cxl_ring_t`.
@@ -32,137 +30,104 @@ pub type CxlGpuQueued = u64;
 /// `shm_ptr_t`.
 pub type ShmPtr = u64;
 
-/// Names and values of the header's `#define`d numbers.
-pub const CONSTANTS: &[(&str, u64)] = &[
-    ("CXL_SHM_LINE_BYTES", LINE_BYTES as u64),
-    ("CXL_SHM_MAX_KEY_BYTES", MAX_OBJECT_NAME_BYTES as u64),
-    ("CXL_SHM_MAX_POOLS", MAX_POOLS as u64),
-    ("CXL_SHM_LOCK_NONE", 0),
-    ("CXL_SHM_RING_NONE", 0),
-    ("CXL_SHM_NULL_OFFSET", NULL_OFFSET),
-    ("CXL_SHM_NO_SLOT", NO_SLOT as u64),
-    ("CXL_SHM_TIMEOUT_DEFAULT", TIMEOUT_DEFAULT),
-    ("CXL_SHM_OPEN_READ_ONLY", OPEN_READ_ONLY as u64),
-    ("CXL_SHM_OPEN_NO_JOIN", OPEN_NO_JOIN as u64),
-    ("CXL_SHM_OPEN_SLOT", OPEN_SLOT as u64),
-    ("CXL_SHM_FORMAT_FORCE", FORMAT_FORCE as u64),
-    ("CXL_SHM_FORMAT_COHERENT", FORMAT_COHERENT as u64),
-    ("CXL_SHM_INFO_READ_ONLY", INFO_READ_ONLY as u64),
-    ("CXL_SHM_INFO_JOINED", INFO_JOINED as u64),
-    ("CXL_SHM_INFO_COHERENT", INFO_COHERENT as u64),
-    ("CXL_SHM_INFO_WHOLE_LINES", INFO_WHOLE_LINES as u64),
-    ("CXL_SHM_ALLOC_SCRATCH", ALLOC_SCRATCH as u64),
-    ("CXL_SHM_PUT_REPLACE", PUT_REPLACE as u64),
-    ("CXL_SHM_DEVICE_NONE", 0),
-    ("CXL_SHM_DEVICE_READ_ONLY", DEVICE_READ_ONLY as u64),
-    ("CXL_SHM_DEVICE_IN_POOL", DEVICE_IN_POOL as u64),
-    ("CXL_SHM_MAGIC", u64::from_le_bytes(MAGIC)),
-    ("CXL_SHM_COPY_IN", COPY_IN as u64),
-    ("CXL_SHM_COPY_OUT", COPY_OUT as u64),
-    ("CXL_SHM_COPY_WITHIN", COPY_WITHIN as u64),
-    ("CXL_SHM_GPU_NONE", 0),
-    ("CXL_SHM_GPU_COPY_NONE", 0),
-    ("CXL_SHM_GPU_QUEUED_NONE", 0),
-    ("CXL_SHM_GPU_TO_HOST", GPU_TO_HOST as u64),
-    ("CXL_SHM_GPU_FROM_HOST", GPU_FROM_HOST as u64),
-    ("CXL_SHM_GPU_BUFFERED", GPU_BUFFERED as u64),
-    ("CXL_SHM_GPU_DMA_DEFAULT", GPU_DMA_DEFAULT as u64),
-    ("CXL_SHM_GPU_DMA_CACHED", GPU_DMA_CACHED as u64),
-    ("CXL_SHM_GPU_DMA_UNCACHED", GPU_DMA_UNCACHED as u64),
-    ("CXL_SHM_ID_BYTES", 16),
-    ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
-    ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
-    ("CXL_SHM_CACHE_LEAF_LRU", PolicyKind::LeafLru as u64),
-    ("CXL_SHM_COUNT_NIXL_POSTED", Stat::NixlPosted as u64),
-    ("CXL_SHM_COUNT_NIXL_READS", Stat::NixlReads as u64),
-    ("CXL_SHM_COUNT_NIXL_WRITES", Stat::NixlWrites as u64),
-    ("CXL_SHM_COUNT_NIXL_FAILED", Stat::NixlFailed as u64),
-    ("CXL_SHM_COUNT_NIXL_CANCELLED", Stat::NixlCancelled as u64),
-    ("CXL_SHM_COUNT_NIXL_DISCONNECTED", Stat::NixlDisconnected as u64),
-    ("CXL_SHM_COUNT_NIXL_POOL_READ_BYTES", Stat::NixlPoolReadBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_POOL_WRITTEN_BYTES", Stat::NixlPoolWrittenBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_LOCAL_BYTES", Stat::NixlLocalBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_STAGED_READ_BYTES", Stat::NixlStagedReadBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_STAGED_WRITTEN_BYTES", Stat::NixlStagedWrittenBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_SERVED_READ_BYTES", Stat::NixlServedReadBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_SERVED_WRITTEN_BYTES", Stat::NixlServedWrittenBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_VRAM_BYTES", Stat::NixlVramBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_OBJECTS_WRITTEN", Stat::NixlObjectsWritten as u64),
-    ("CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED", Stat::NixlObjectsExisted as u64),
-    ("CXL_SHM_COUNT_NIXL_OBJECTS_READ", Stat::NixlObjectsRead as u64),
-    ("CXL_SHM_COUNT_NIXL_OBJECTS_MISSED", Stat::NixlObjectsMissed as u64),
-    ("CXL_SHM_COUNT_NIXL_OBJECT_WRITTEN_BYTES", Stat::NixlObjectWrittenBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_OBJECT_READ_BYTES", Stat::NixlObjectReadBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_FILE_WRITTEN_BYTES", Stat::NixlFileWrittenBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_FILE_READ_BYTES", Stat::NixlFileReadBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_NOTIFS_SENT", Stat::NixlNotifsSent as u64),
-    ("CXL_SHM_COUNT_NIXL_NOTIFS_RECEIVED", Stat::NixlNotifsReceived as u64),
-    ("CXL_SHM_COUNT_NIXL_NOTIFS_RESENT", Stat::NixlNotifsResent as u64),
-    ("CXL_SHM_COUNT_NIXL_LINKS_MADE", Stat::NixlLinksMade as u64),
-    ("CXL_SHM_COUNT_NIXL_LINKS_LOST", Stat::NixlLinksLost as u64),
-    ("CXL_SHM_COUNT_NIXL_PEERS_GONE", Stat::NixlPeersGone as u64),
-    ("CXL_SHM_COUNT_NIXL_REFUSED", Stat::NixlRefused as u64),
-    ("CXL_SHM_COUNT_NIXL_LINKS", Stat::NixlLinks as u64),
-    ("CXL_SHM_COUNT_NIXL_STAGING_USED_BYTES", Stat::NixlStagingUsedBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_STAGING_BYTES", Stat::NixlStagingBytes as u64),
-    ("CXL_SHM_COUNT_NIXL_ENGINES", Stat::NixlEngines as u64),
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[$doc])* pub const $name: $type = $value;)*
+
+        const OWN: &[(&str, u64)] = &[$((stringify!($name), $name as u64)),*];
+    };
+}
+
+constants! {
+    /// Compute and compare a checksum of every block.
+    CACHE_CHECKSUMS: u32 = 1;
+    /// Pools that a process can have open at a time.
+    MAX_POOLS: usize = 64;
+    /// Never the offset of a block: the superblock lies there.
+    NULL_OFFSET: u64 = 0;
+    /// In [`Info`]: not joined.
+    NO_SLOT: u32 = u32::MAX;
+    /// The deadline that the pool was opened with.
+    TIMEOUT_DEFAULT: u64 = u64::MAX;
+    /// Map read-only.
+    OPEN_READ_ONLY: u32 = 1;
+    /// Map only.
+    OPEN_NO_JOIN: u32 = 2;
+    /// Ask for one slot.
+    OPEN_SLOT: u32 = 4;
+    /// Format whatever is there.
+    FORMAT_FORCE: u32 = 1;
+    /// The pool needs no flushes.
+    FORMAT_COHERENT: u32 = 2;
+    /// Mapped read-only.
+    INFO_READ_ONLY: u32 = 1;
+    /// This handle is part of a host.
+    INFO_JOINED: u32 = 2;
+    /// The pool needs no flushes.
+    INFO_COHERENT: u32 = 4;
+    /// This process writes and fetches lines as one unit.
+    INFO_WHOLE_LINES: u32 = 8;
+    /// The block ends with its host.
+    ALLOC_SCRATCH: u32 = 1;
+    /// Open a device for reading only.
+    DEVICE_READ_ONLY: u32 = 1;
+    /// The device is part of the pool.
+    DEVICE_IN_POOL: u32 = 1;
+    /// From ordinary memory to the pool.
+    COPY_IN: u32 = 0;
+    /// From the pool to ordinary memory.
+    COPY_OUT: u32 = 1;
+    /// From one place of the pool to another.
+    COPY_WITHIN: u32 = 2;
+    /// From a GPU to the host.
+    GPU_TO_HOST: u32 = 0;
+    /// From the host to a GPU.
+    GPU_FROM_HOST: u32 = 1;
+    /// Through pinned buffers of the library.
+    GPU_BUFFERED: u32 = 1;
+    /// What a host's platform does with lines that a GPU reads and writes: as the environment says. The next values follow.
+    GPU_DMA_DEFAULT: u32 = 0;
+    /// They go through its caches.
+    GPU_DMA_CACHED: u32 = 1;
+    /// They do not.
+    GPU_DMA_UNCACHED: u32 = 2;
+    /// Rebind a bound name.
+    PUT_REPLACE: u32 = 1;
+}
+
+/// Names of the header's `#define`d numbers, after `CXL_SHM_`, that have another name here, or none.
+const OTHERS: &[(&str, u64)] = &[
+    ("LINE_BYTES", LINE_BYTES as u64),
+    ("MAX_KEY_BYTES", MAX_OBJECT_NAME_BYTES as u64),
+    ("LOCK_NONE", 0),
+    ("RING_NONE", 0),
+    ("DEVICE_NONE", 0),
+    ("MAGIC", u64::from_le_bytes(MAGIC)),
+    ("GPU_NONE", 0),
+    ("GPU_COPY_NONE", 0),
+    ("GPU_QUEUED_NONE", 0),
+    ("ID_BYTES", 16),
+    ("CACHE_LRU", PolicyKind::Lru as u64),
+    ("CACHE_LEAF_LRU", PolicyKind::LeafLru as u64),
 ];
 
-/// Pools that a process can have open at a time.
-pub const MAX_POOLS: usize = 64;
-/// Never the offset of a block: the superblock lies there.
-pub const NULL_OFFSET: u64 = 0;
-/// In [`Info`]: not joined.
-pub const NO_SLOT: u32 = u32::MAX;
-/// The deadline that the pool was opened with.
-pub const TIMEOUT_DEFAULT: u64 = u64::MAX;
-/// Map read-only.
-pub const OPEN_READ_ONLY: u32 = 1;
-/// Map only.
-pub const OPEN_NO_JOIN: u32 = 2;
-/// Ask for one slot.
-pub const OPEN_SLOT: u32 = 4;
-/// Format whatever is there.
-pub const FORMAT_FORCE: u32 = 1;
-/// The pool needs no flushes.
-pub const FORMAT_COHERENT: u32 = 2;
-/// Mapped read-only.
-pub const INFO_READ_ONLY: u32 = 1;
-/// This handle is part of a host.
-pub const INFO_JOINED: u32 = 2;
-/// The pool needs no flushes.
-pub const INFO_COHERENT: u32 = 4;
-/// This process writes and fetches lines as one unit.
-pub const INFO_WHOLE_LINES: u32 = 8;
-/// The block ends with its host.
-pub const ALLOC_SCRATCH: u32 = 1;
-/// Open a device for reading only.
-pub const DEVICE_READ_ONLY: u32 = 1;
-/// The device is part of the pool.
-pub const DEVICE_IN_POOL: u32 = 1;
-/// From ordinary memory to the pool.
-pub const COPY_IN: u32 = 0;
-/// From the pool to ordinary memory.
-pub const COPY_OUT: u32 = 1;
-/// From one place of the pool to another.
-pub const COPY_WITHIN: u32 = 2;
-/// From a GPU to the host.
-pub const GPU_TO_HOST: u32 = 0;
-/// From the host to a GPU.
-pub const GPU_FROM_HOST: u32 = 1;
-/// Through pinned buffers of the library.
-pub const GPU_BUFFERED: u32 = 1;
-/// What a host's platform does with lines that a GPU reads and writes: as the environment says. The next values follow.
-pub const GPU_DMA_DEFAULT: u32 = 0;
-/// They go through its caches.
-pub const GPU_DMA_CACHED: u32 = 1;
-/// They do not.
-pub const GPU_DMA_UNCACHED: u32 = 2;
-/// Rebind a bound name.
-pub const PUT_REPLACE: u32 = 1;
+/// Names and values of the header's `#define`d numbers. Every counter that callers count is one of them, under its name in reports.
+pub fn constants() -> Vec<(String, u64)> {
+    let counted = Stat::ALL.iter().filter(|stat| stat.is_given());
+    let counted = counted.map(|stat| (format!("COUNT_{}", stat.name().to_uppercase()), stat.place() as u64));
+    let named = OWN.iter().chain(OTHERS).map(|(name, value)| ((*name).to_owned(), *value));
+    named.chain(counted).map(|(name, value)| (format!("CXL_SHM_{name}"), value)).collect()
+}
 
 macro_rules! structures {
-    ($($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* })*) => {
+    (@versioned $c_name:literal $name:ident) => {
+        impl Versioned for $name {
+            const NAME: &'static str = $c_name;
+        }
+    };
+    ($($(#[$doc:meta])* $c_name:literal $name:ident $($versioned:ident)? { $($field:ident: $type:ty,)* })*) => {
+        $($(structures!(@$versioned $c_name $name);)?)*
+
         $(
             $(#[$doc])*
             #[repr(C)]
@@ -182,7 +147,7 @@ macro_rules! structures {
 
 structures! {
     /// How a pool is opened.
-    "cxl_shm_options_t" Options {
+    "cxl_shm_options_t" Options versioned {
         struct_size: usize,
         flags: u32,
         slot: u32,
@@ -193,7 +158,7 @@ structures! {
     }
 
     /// What a pool is formatted with.
-    "cxl_shm_format_options_t" FormatOptions {
+    "cxl_shm_format_options_t" FormatOptions versioned {
         struct_size: usize,
         flags: u32,
         slots: u32,
@@ -209,7 +174,7 @@ structures! {
     }
 
     /// Facts about an open pool. `base` is an address.
-    "cxl_shm_info_t" Info {
+    "cxl_shm_info_t" Info versioned {
         struct_size: usize,
         uuid: [u8; 16],
         pool_incarnation: u64,
@@ -232,7 +197,7 @@ structures! {
     }
 
     /// How the cache of a process behaves.
-    "cxl_shm_cache_options_t" CacheOptions {
+    "cxl_shm_cache_options_t" CacheOptions versioned {
         struct_size: usize,
         flags: u32,
         policy: u32,
@@ -262,7 +227,7 @@ structures! {
     }
 
     /// How a GPU is opened. `library` is an address.
-    "cxl_shm_gpu_options_t" GpuOptions {
+    "cxl_shm_gpu_options_t" GpuOptions versioned {
         struct_size: usize,
         library: usize,
         register_bytes: u64,
@@ -271,7 +236,7 @@ structures! {
     }
 
     /// Facts about an open GPU.
-    "cxl_shm_gpu_info_t" GpuInfo {
+    "cxl_shm_gpu_info_t" GpuInfo versioned {
         struct_size: usize,
         registered_bytes: u64,
         to_pool_bytes: u64,
@@ -313,7 +278,7 @@ structures! {
     }
 
     /// A reserved or pinned block. `ptr` is an address.
-    "cxl_shm_block_t" Block {
+    "cxl_shm_block_t" Block versioned {
         struct_size: usize,
         handle: u64,
         offset: u64,
@@ -324,7 +289,7 @@ structures! {
     }
 
     /// How a lock was acquired.
-    "cxl_lock_info_t" LockInfo {
+    "cxl_lock_info_t" LockInfo versioned {
         struct_size: usize,
         recovered: u32,
         grant: u32,
@@ -338,31 +303,6 @@ const MAX_STRUCT_BYTES: usize = 4096;
 pub trait Versioned: Pod {
     /// What it is called in the header.
     const NAME: &'static str;
-}
-
-impl Versioned for Options {
-    const NAME: &'static str = "cxl_shm_options_t";
-}
-impl Versioned for FormatOptions {
-    const NAME: &'static str = "cxl_shm_format_options_t";
-}
-impl Versioned for Info {
-    const NAME: &'static str = "cxl_shm_info_t";
-}
-impl Versioned for CacheOptions {
-    const NAME: &'static str = "cxl_shm_cache_options_t";
-}
-impl Versioned for Block {
-    const NAME: &'static str = "cxl_shm_block_t";
-}
-impl Versioned for GpuOptions {
-    const NAME: &'static str = "cxl_shm_gpu_options_t";
-}
-impl Versioned for GpuInfo {
-    const NAME: &'static str = "cxl_shm_gpu_info_t";
-}
-impl Versioned for LockInfo {
-    const NAME: &'static str = "cxl_lock_info_t";
 }
 
 /// Reads the first member.
@@ -431,50 +371,4 @@ pub unsafe fn write<T: Versioned>(at: *mut T, value: &T) -> Outcome<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every counter that callers count has its number in the header, under its name in reports.
-    #[test]
-    fn counters_are_called_what_reports_call_them() {
-        let named: Vec<(String, u64)> =
-            CONSTANTS.iter().filter_map(|(name, value)| Some((name.strip_prefix("CXL_SHM_COUNT_")?.to_lowercase(), *value))).collect();
-        let given = Stat::ALL.iter().filter(|stat| stat.is_given());
-        assert_eq!(named, given.map(|stat| (stat.name().to_owned(), stat.place() as u64)).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn structures_of_other_versions() {
-        let mut longer = [0u64; 16];
-        longer[0] = 128;
-        longer[1] = 1;
-        // SAFETY: 128 bytes, as the first word says; the same below.
-        let read_it = |words: &[u64; 16]| unsafe { read(words.as_ptr().cast::<LockInfo>()) };
-        assert_eq!(read_it(&longer).unwrap().recovered, 1);
-        longer[9] = 1;
-        assert!(read_it(&longer).unwrap_err().message.contains("newer library"));
-        longer[0] = 12;
-        let short = read_it(&longer).unwrap();
-        assert_eq!((short.recovered, short.grant), (1, 0));
-        for size in [0, 7, 4097, u64::MAX] {
-            longer[0] = size;
-            assert!(read_it(&longer).unwrap_err().message.contains("struct_size"), "{size}");
-        }
-    }
-
-    #[test]
-    fn only_what_the_caller_has_is_written() {
-        let mut words = [u64::MAX; 4];
-        words[0] = 12;
-        let value = LockInfo { struct_size: 99, recovered: 1, grant: 2 };
-        // SAFETY: 32 bytes, of which the first word claims less.
-        unsafe { write(words.as_mut_ptr().cast::<LockInfo>(), &value) }.unwrap();
-        assert_eq!(words, [12, u64::from(u32::MAX) << 32 | 1, u64::MAX, u64::MAX]);
-        words[0] = 24;
-        // SAFETY: as above.
-        unsafe { write(words.as_mut_ptr().cast::<LockInfo>(), &value) }.unwrap();
-        assert_eq!(words, [24, 2 << 32 | 1, 0, u64::MAX]);
-        // SAFETY: null is allowed.
-        assert!(unsafe { check_writable(std::ptr::null::<Info>()) }.is_err());
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Folder, compiles, here};
 use cxl_shm::status::Status;
-use cxl_shm::types::{CONSTANTS, STRUCTURES};
+use cxl_shm::types::{STRUCTURES, constants};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::process::Command;
@@ -52,8 +52,9 @@ fn names(prefix: &str) -> BTreeSet<String> {
 /// The exported functions, as C prototypes, from the Rust sources.
 fn prototypes() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(here().join("src/api")).unwrap() {
-        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+    let entries = std::fs::read_dir(here().join("src/api")).unwrap().map(|entry| entry.unwrap().path());
+    for path in entries.filter(|path| path.is_file()) {
+        let text = std::fs::read_to_string(path).unwrap();
         for function in text.split("#[unsafe(no_mangle)]").skip(1) {
             let signature = function.split_once('{').unwrap().0.split_whitespace().collect::<Vec<_>>().join(" ");
             let (name, rest) = signature.split_once("extern \"C\" fn ").unwrap().1.split_once('(').unwrap();
@@ -78,6 +79,12 @@ fn c_type(rust: &str) -> String {
         return format!("{} *", c_type(pointee));
     }
     if let Some(pointee) = rust.strip_prefix("*const ") {
+        return format!("const {} *", c_type(pointee));
+    }
+    if let Some(pointee) = rust.strip_prefix("Out<").and_then(|rest| rest.strip_suffix('>')) {
+        return format!("{} *", c_type(pointee));
+    }
+    if let Some(pointee) = rust.strip_prefix("In<").and_then(|rest| rest.strip_suffix('>')) {
         return format!("const {} *", c_type(pointee));
     }
     let c = match rust {
@@ -122,7 +129,7 @@ fn c_type(rust: &str) -> String {
 fn assertions(assertion: &str) -> String {
     let mut text = String::from("#include \"cxl_shm.h\"\n");
     let mut claim = |condition: String| writeln!(text, "{assertion}({condition}, \"{}\");", condition.replace('"', "'")).unwrap();
-    for (name, value) in CONSTANTS {
+    for (name, value) in constants() {
         claim(format!("{name} == {value}ull"));
     }
     for (name, status) in Status::ALL {
@@ -174,7 +181,8 @@ fn numbers_structures_and_signatures_agree() {
 
 #[test]
 fn nothing_is_declared_that_the_library_does_not_know() {
-    let known: BTreeSet<&str> = CONSTANTS.iter().map(|(name, _)| *name).chain(Status::ALL.iter().map(|(name, _)| *name)).collect();
+    let statuses = Status::ALL.iter().map(|(name, _)| (*name).to_owned());
+    let known: BTreeSet<String> = constants().into_iter().map(|(name, _)| name).chain(statuses).collect();
     // Families of names and the guards of the header itself.
     let own =
         ["CXL_SHM_H", "CXL_SHM_GPU_H", "CXL_SHM_NO_SHORT_NAMES", "CXL_SHM_VERSION_MAJOR", "CXL_SHM_VERSION_MINOR", "CXL_SHM_VERSION_PATCH"];

@@ -8,6 +8,7 @@ use cxl_pool::limits::*;
 use cxl_pool::media::Region;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 /// Text below the help.
 const EXIT_CODES: &str = "\
@@ -28,7 +29,7 @@ Environment:
 
 /// Format, inspect, check and repair pools of shared CXL memory
 #[derive(Parser, Debug)]
-#[command(name = "cxlctl", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+#[command(name = "cxlctl", version = version(), after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub struct Cli {
     /// Use this pool: devices separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G; a part of each:
     /// /dev/dax0.0,offset=64G,size=64G; with the metadata on another device: /dev/dax0.0,metadata=/dev/dax1.0 [env: CXL_POOL]
@@ -58,6 +59,11 @@ pub struct RecordArgs {
 pub enum Command {
     /// Make an empty pool on devices or files
     Format(FormatArgs),
+    /// Show the size of a model's KV blocks, which is the size of cells for it
+    ///
+    /// Divides the layers into KV cache groups as vLLM 0.31 does, and prints the tokens and bytes of a block of each. Drafts of speculative
+    /// decoding and --mamba-ssm-cache-dtype are not counted.
+    Cells(CellsArgs),
     /// Erase a pool and free its device range
     Erase(EraseArgs),
     /// Show the devices, layout and usage of a pool
@@ -144,9 +150,53 @@ pub enum Command {
     },
 }
 
+/// The version, with the commit that the program was built from.
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GIT_COMMIT") {
+        Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
+        _ => env!("CARGO_PKG_VERSION").to_owned(),
+    });
+    &VERSION
+}
+
 /// A size in bytes.
 fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+/// The number type of vLLM's KV cache.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum KvCacheDtype {
+    /// 16 bits, or fp8 if the checkpoint says so
+    #[value(aliases = ["bfloat16", "float16"])]
+    Auto,
+    /// 8 bits
+    #[value(aliases = ["fp8_e4m3", "fp8_e5m2"])]
+    Fp8,
+}
+
+/// vLLM's options that shape its blocks.
+#[derive(Args, Debug)]
+pub struct EngineArgs {
+    /// Blocks of engines with this --tensor-parallel-size, or `stored_tp`
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024), requires = "model")]
+    pub tp: u64,
+    /// Blocks of engines with this --block-size in tokens, or `stored_block_tokens`
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20), requires = "model")]
+    pub block_size: Option<u64>,
+    /// Blocks of engines with this --kv-cache-dtype
+    #[arg(long, value_enum, default_value = "auto", requires = "model")]
+    pub kv_cache_dtype: KvCacheDtype,
+}
+
+/// Options of `cells`.
+#[derive(Args, Debug)]
+pub struct CellsArgs {
+    /// Read the model from this folder, or from its config.json
+    #[arg(long, value_name = "DIR|CONFIG", requires = "block_size")]
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub engine: EngineArgs,
 }
 
 /// How hosts see each other's writes.
@@ -196,6 +246,13 @@ pub struct FormatArgs {
     /// Default: cells of 1M in 75% of the pool if at least 64 of them fit, else no cache.
     #[arg(long, value_name = "SIZE[:SHARE]", value_parser = crate::format::cells)]
     pub cells: Vec<crate::format::Cells>,
+    /// Make cells for the KV blocks of the model in this folder, or of this config.json, in 75% of the pool
+    ///
+    /// `cxlctl cells` shows their size. --cells with a share makes further cells.
+    #[arg(long, value_name = "DIR|CONFIG", requires = "block_size")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// Choose how hosts see each other's writes
     #[arg(long, value_enum, default_value = "software")]
     pub coherence: Coherence,
@@ -319,12 +376,12 @@ pub struct DeclareDeadArgs {
     /// Declare this incarnation and earlier ones dead, as `cxlctl hosts` shows it
     #[arg(long, required_unless_present = "all_fenced", conflicts_with = "all_fenced")]
     pub incarnation: Option<u32>,
-    /// Declare every fenced host without heartbeat dead; without --i-know-it-is-powered-off, only list them
+    /// Declare every fenced host without heartbeat dead; without --i-know-it-is-gone, only list them
     #[arg(long)]
     pub all_fenced: bool,
     /// Confirm that the machine is powered off or disconnected from the memory. A wrong confirmation corrupts data
     #[arg(long)]
-    pub i_know_it_is_powered_off: bool,
+    pub i_know_it_is_gone: bool,
     /// Wait this long for the manager to publish it, in milliseconds; default: 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub timeout_ms: Option<u64>,

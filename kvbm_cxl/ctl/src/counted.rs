@@ -45,22 +45,18 @@ impl CountedCache {
         CountedCache { room: 0, ..CountedCache::new(kind, room, blocks) }
     }
 
-    /// The block is in a cell.
     pub fn has(&self, block: u32) -> bool {
         self.cell(block).is_some()
     }
 
-    /// The cell of the block.
     pub fn cell(&self, block: u32) -> Option<u32> {
         self.holds.get(block as usize).copied().filter(|&cell| cell != NOWHERE)
     }
 
-    /// Blocks in cells.
     pub fn len(&self) -> usize {
         self.policy.len()
     }
 
-    /// No block is in a cell.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -84,12 +80,10 @@ impl CountedCache {
         self.room - self.cells.len() + self.free.len()
     }
 
-    /// All cells.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// Gives it more cells.
     pub fn grow(&mut self, cells: usize) {
         self.room += cells;
     }

@@ -9,6 +9,7 @@ use crate::text::bytes;
 use crate::wait;
 use cxl_pool::cache::{BlockKey, Cache, Namespace, Published, Pulled, chain};
 use cxl_pool::device::PoolSpec;
+use cxl_pool::escaped;
 use cxl_pool::host::HostConfig;
 use cxl_pool::machine::{Machine, State, random_bytes};
 use cxl_pool::platform::MachineId;
@@ -20,7 +21,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const NAMESPACE: Namespace = Namespace(*b"cxlctl demo     ");
-/// Size of a block, in bytes.
 const BLOCK_BYTES: usize = 64 << 10;
 /// Blocks that are exchanged, if the pool has cells for twice as many.
 const BLOCKS: u64 = 128;
@@ -56,18 +56,27 @@ fn unnamed_file() -> Result<(std::fs::File, String), Failure> {
     Ok((file, spec))
 }
 
-/// `cxlctl demo`.
+/// The demo makes a pool where there is nothing, and only there.
+fn no_pool(error: cxl_pool::Error) -> Failure {
+    match error {
+        cxl_pool::Error::HasContent { device, found, .. } => {
+            let message = format!("{}: it holds {found}; name an empty pool, or erase it with `cxlctl erase --force`", escaped(&device));
+            Failure::new(Exit::Refused, message)
+        }
+        other => format::failed(other),
+    }
+}
+
 pub fn run(pool: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
     let (_file, name) = match pool {
         Some(name) => (None, name.to_owned()),
         None => unnamed_file().map(|(file, name)| (Some(file), name))?,
     };
     let spec = PoolSpec::parse(&name).map_err(|error| Failure::usage(error.to_string()))?;
-    format::refuse_if_used(&spec, "name an empty pool, or erase it with `cxlctl erase --force`")?;
     let machines = [MachineId(random_bytes()?), MachineId(random_bytes()?)];
     let area = CellArea { cell_bytes: BLOCK_BYTES as u64, share: Share::Percent(50) };
     let options = FormatOptions { machine: Some(machines[0]), cells: vec![area], ..FormatOptions::default() };
-    let pool = Pool::format(&spec, &options).map_err(format::failed)?;
+    let pool = Pool::format(&spec, &options).map_err(no_pool)?;
     let directory = tempfile::Builder::new().prefix("cxlctl-demo-").tempdir()?;
     let state = State::open(&directory.path().join("publisher"), pool.superblock().uuid(), machines[0])?;
     let machine = Machine::new(machines[0], state)?;

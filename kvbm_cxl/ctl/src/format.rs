@@ -3,13 +3,13 @@
 
 use crate::cli::{Coherence, FormatArgs};
 use crate::info;
+use crate::model::cell_bytes_of;
 use crate::output::{Exit, Failure, Out};
 use crate::pool::spec;
-use cxl_pool::coherence::{CoherenceOptions, over_mapping};
-use cxl_pool::device::{Access, DevicePart, PoolSpec, Sysfs, map_header, parse_size};
+use cxl_pool::device::{Access, DevicePart, PoolSpec, Sysfs, parse_size};
 use cxl_pool::media::CoherenceMode;
 use cxl_pool::platform::MachineId;
-use cxl_pool::pool::{CellArea, FormatOptions, HeaderContent, Pool, Share, inspect_header};
+use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
 use cxl_pool::{PartitionProblem, escaped};
 
 /// Cells of a pool that is formatted without saying which.
@@ -49,11 +49,16 @@ pub fn cells(text: &str) -> Result<Cells, String> {
 /// The areas that the options ask for, smallest cells first.
 fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     let mut areas = Vec::new();
+    if let Some(model) = &args.model {
+        let cell_bytes = cell_bytes_of(model, &args.engine)?;
+        areas.push(CellArea { cell_bytes, share: Share::Percent(DEFAULT_SHARE) });
+    }
+    let count = areas.len() + args.cells.len();
     for cells in &args.cells {
         match *cells {
-            Cells::None if args.cells.len() == 1 => return Ok(Vec::new()),
+            Cells::None if count == 1 => return Ok(Vec::new()),
             Cells::None => return Err(Failure::usage("--cells none stands alone")),
-            Cells::Area { share: None, .. } if args.cells.len() > 1 => {
+            Cells::Area { share: None, .. } if count > 1 => {
                 return Err(Failure::usage("give each of several --cells its share, such as 64K:20%"));
             }
             Cells::Area { cell_bytes, share } => {
@@ -63,7 +68,7 @@ fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     }
     areas.sort_by_key(|area| area.cell_bytes);
     let fits = |len_bytes: u64| len_bytes / 100 * u64::from(DEFAULT_SHARE) / DEFAULT_CELL_BYTES >= LEAST_CELLS;
-    if args.cells.is_empty() && fits(len_bytes(spec)) {
+    if count == 0 && fits(len_bytes(spec)) {
         areas.push(CellArea { cell_bytes: DEFAULT_CELL_BYTES, share: Share::Percent(DEFAULT_SHARE) });
     }
     Ok(areas)
@@ -105,9 +110,6 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
     if options.seats.len() as u64 + 1 > u64::from(options.seat_count) {
         return Err(Failure::usage(format!("{} machines for seats 1 and up, but {} seats", options.seats.len(), options.seat_count)));
     }
-    if !args.force && !args.evict_hosts {
-        refuse_if_used(&spec, "format overwrites it only with --force, and then it is lost")?;
-    }
     let pool = Pool::format(&spec, &options).map_err(failed)?;
     out.answer(|| info::json(&pool, None), || format!("formatted {}\n{}", parts_text(&spec), info::text(&pool, None)))?;
     Ok(Exit::Done)
@@ -147,26 +149,10 @@ pub fn failed(error: cxl_pool::Error) -> Failure {
         cxl_pool::Error::Partition { problem: PartitionProblem::Overlaps { .. }, .. } => Exit::Refused,
         cxl_pool::Error::Partition { .. } => Exit::CannotOpen,
         cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Exit::CannotOpen,
-        cxl_pool::Error::InUse { .. } | cxl_pool::Error::HostsUnseen { .. } => Exit::Refused,
+        cxl_pool::Error::HasContent { .. } | cxl_pool::Error::InUse { .. } | cxl_pool::Error::HostsUnseen { .. } => Exit::Refused,
         _ => Exit::Failed,
     };
     Failure::new(exit, error.to_string())
-}
-
-/// Looks at each device that is there, so that a refusal names what would be lost, and the `remedy`.
-pub fn refuse_if_used(spec: &PoolSpec, remedy: &str) -> Result<(), Failure> {
-    for part in spec.parts() {
-        // What cannot be opened or mapped is the format's to refuse, with its reason; an empty or missing file it may still create.
-        let Ok(device) = part.open(Access::Read, &Sysfs::default()) else { continue };
-        let Ok(mapping) = map_header(&device) else { continue };
-        let header = over_mapping(mapping, &CoherenceOptions::default())?;
-        let found = inspect_header(&*header.memory, 0, &device.info().label())?;
-        if !matches!(found, HeaderContent::Empty) {
-            let message = format!("{}: it holds {found}; {remedy}", escaped(&device.info().label()));
-            return Err(Failure::new(Exit::Refused, message));
-        }
-    }
-    Ok(())
 }
 
 /// A machine id as `cxlctl hosts` prints it.

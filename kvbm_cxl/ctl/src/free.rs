@@ -39,7 +39,6 @@ fn name_of(object: &ObjectInfo) -> String {
     safe(&String::from_utf8_lossy(&object.name))
 }
 
-/// `cxlctl free`.
 pub fn run(pool: Option<&str>, args: &FreeArgs, out: &mut Out) -> Result<Exit, Failure> {
     let pool = crate::pool::open(pool, false)?;
     let objects = survey(pool.lines(), &pool.superblock().seats())?.objects;

@@ -17,7 +17,6 @@ use std::time::Duration;
 /// How long a check looks for heartbeats before it takes the pool for idle, in milliseconds.
 const LOOK_MS: u64 = 200;
 
-/// `cxlctl fsck`.
 pub fn run(pool: Option<&str>, args: &FsckArgs, out: &mut Out) -> Result<Exit, Failure> {
     let pool = crate::pool::open(pool, !args.repair)?;
     let seats = pool.superblock().seats();
@@ -71,7 +70,6 @@ pub fn run(pool: Option<&str>, args: &FsckArgs, out: &mut Out) -> Result<Exit, F
     Ok(verdict(&report))
 }
 
-/// `fsck --online`.
 fn online(pool: &Pool, seats: &[MachineId], watch_ms: u64, out: &mut Out) -> Result<Exit, Failure> {
     let (activity, damaged) = damaged_online(pool.lines(), seats, Duration::from_millis(watch_ms))?;
     let name = |line: &DamagedLine| line_name(pool.layout(), line.region, line.index);

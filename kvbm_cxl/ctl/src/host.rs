@@ -6,7 +6,7 @@ use crate::output::{Exit, Failure, Out};
 use cxl_pool::Result;
 use cxl_pool::cache::{Cache, CacheConfig, Upkeep};
 use cxl_pool::copy::CopyConfig;
-use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::host::{Host, HostConfig, machine_name};
 use cxl_pool::pool::Pool;
 use serde_json::json;
 use std::io::Write;
@@ -23,7 +23,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// shut down ends all of them at once.
 const PATIENCE: u64 = 4;
 
-/// `cxlctl host`.
 pub fn run(pool: Option<&str>, args: &HostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
@@ -57,7 +56,7 @@ fn serve(pool: &Pool, host: &Host, args: &HostArgs, out: &mut Out, stop: &Atomic
     out.flush()?;
     let _ready = args.ready_file.as_deref().map(Ready::write).transpose()?;
     notify("READY=1")?;
-    let outcome = watch(host, stop);
+    let outcome = watch(pool, host, stop);
     notify("STOPPING=1")?;
     let outcome = outcome.and_then(|()| host.outlive_others(PATIENCE * host.config().suspect_ms));
     if let Some((cache, upkeep)) = cache {
@@ -75,7 +74,7 @@ fn keep_up(host: &Host) -> Result<(Cache, Upkeep)> {
     Ok((cache, upkeep))
 }
 
-fn watch(host: &Host, stop: &AtomicBool) -> Result<()> {
+fn watch(pool: &Pool, host: &Host, stop: &AtomicBool) -> Result<()> {
     let mut incarnation = host.incarnation();
     let mut stated = host.stated_ends();
     loop {
@@ -89,7 +88,8 @@ fn watch(host: &Host, stop: &AtomicBool) -> Result<()> {
         }
         let ends = host.stated_ends();
         for (slot, ended) in ends.iter().filter(|end| !stated.contains(end)) {
-            log(&format!("slot {slot}, incarnation {ended}: all its processes have ended, its slot and memory are released"));
+            let name = machine_name(pool.lines(), u32::from(*slot), *ended).map(|name| format!(" ({name})")).unwrap_or_default();
+            log(&format!("slot {slot}{name}, incarnation {ended}: all its processes have ended, its slot and memory are released"));
         }
         stated = ends;
         if is_asked {

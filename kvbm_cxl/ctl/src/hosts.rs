@@ -57,15 +57,21 @@ pub fn role(seat: &SeatInfo, activity: &Activity) -> &'static str {
     }
 }
 
+/// A machine's name in a table.
+pub fn name_text(name: Option<&str>) -> String {
+    name.unwrap_or("-").to_owned()
+}
+
 fn json_of(survey: &Survey, activity: &Activity) -> Value {
     let slots = survey.slots.iter().map(|slot| {
         json!({"slot": slot.slot, "state": slot.state.name(), "standing": standing(slot), "machine": crate::info::machine(slot.machine),
-            "incarnation": slot.incarnation, "heartbeat": slot.heartbeat, "moving": activity.slots.contains(&slot.slot),
+            "name": slot.name, "incarnation": slot.incarnation, "heartbeat": slot.heartbeat, "moving": activity.slots.contains(&slot.slot),
             "fenced": slot.fenced, "dead": slot.dead, "acknowledged": slot.acknowledged, "drained": slot.drained,
             "held_locks": slot.held, "wanted_locks": slot.wanted})
     });
     let seats = survey.seats.iter().map(|seat| {
-        json!({"seat": seat.seat, "machine": seat.machine.map(|id| id.to_string()), "fixed": seat.is_fixed, "epoch": seat.epoch,
+        json!({"seat": seat.seat, "machine": seat.machine.map(|id| id.to_string()),
+            "name": seat.machine.and_then(|id| survey.name_of(id)), "fixed": seat.is_fixed, "epoch": seat.epoch,
             "beat": seat.beat, "moving": activity.seats.contains(&seat.seat), "newest": seat.is_newest, "role": role(seat, activity)})
     });
     json!({"slots": slots.collect::<Vec<_>>(), "seats": seats.collect::<Vec<_>>()})
@@ -73,7 +79,9 @@ fn json_of(survey: &Survey, activity: &Activity) -> Value {
 
 fn text_of(survey: &Survey, activity: &Activity) -> String {
     let mut rows = vec![
-        ["slot", "state", "standing", "incarnation", "heartbeat", "fenced", "dead", "holds", "wants", "machine"].map(String::from).to_vec(),
+        ["slot", "state", "standing", "incarnation", "heartbeat", "fenced", "dead", "holds", "wants", "name", "machine"]
+            .map(String::from)
+            .to_vec(),
     ];
     for slot in survey.slots.iter().filter(|slot| slot.state != SlotState::Free) {
         let beat = if activity.slots.contains(&slot.slot) { "moving" } else { "still" };
@@ -87,13 +95,14 @@ fn text_of(survey: &Survey, activity: &Activity) -> String {
             slot.dead.to_string(),
             list(&slot.held),
             list(&slot.wanted),
+            name_text(slot.name.as_deref()),
             slot.machine.to_string(),
         ]);
     }
     let free = survey.slots.iter().filter(|slot| slot.state == SlotState::Free).count();
     let mut text = if rows.len() == 1 { String::new() } else { table(&rows) };
     text.push_str(&format!("{free} of {} slots were never used\n", survey.slots.len()));
-    let mut rows = vec![["seat", "epoch", "role", "machine"].map(String::from).to_vec()];
+    let mut rows = vec![["seat", "epoch", "role", "name", "machine"].map(String::from).to_vec()];
     for seat in &survey.seats {
         let machine = match seat.machine {
             Some(machine) if seat.is_fixed => format!("{machine} (by the superblock)"),
@@ -101,7 +110,8 @@ fn text_of(survey: &Survey, activity: &Activity) -> String {
             None => "none yet".into(),
         };
         let epoch = seat.epoch.map_or("?".into(), |epoch| epoch.to_string());
-        rows.push(vec![seat.seat.to_string(), epoch, role(seat, activity).into(), machine]);
+        let name = name_text(seat.machine.and_then(|machine| survey.name_of(machine)));
+        rows.push(vec![seat.seat.to_string(), epoch, role(seat, activity).into(), name, machine]);
     }
     text + &table(&rows)
 }
@@ -110,34 +120,37 @@ fn text_of(survey: &Survey, activity: &Activity) -> String {
 type Incarnation = (u16, u32);
 
 fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Result<Exit, Failure> {
-    if !args.i_know_it_is_powered_off && !args.all_fenced {
-        return Err(need_confirmation(
-            "make sure that it is powered off or cut off from the memory, then repeat this with --i-know-it-is-powered-off",
-        ));
-    }
-    let pool = crate::pool::open(pool, false)?;
+    let pool = crate::pool::open(pool, !args.i_know_it_is_gone)?;
     let known = survey(pool.lines(), &pool.superblock().seats())?;
     // All of the time, whatever else moves: it is these slots that must stand still.
     let named = match (args.slot, args.incarnation) {
         (Some(slot), Some(incarnation)) => vec![known_incarnation(&known, slot, incarnation)?],
         _ => fenced(&known),
     };
+    let text = |(slot, _): &Incarnation| slot_text(&known, *slot);
+    if !args.i_know_it_is_gone && !args.all_fenced {
+        let machines: Vec<String> = named.iter().map(text).collect();
+        return Err(need_confirmation(&format!(
+            "make sure that {} is powered off or cut off from the memory, then repeat this with --i-know-it-is-gone",
+            machines.join(", ")
+        )));
+    }
     let activity = watch(pool.lines(), Duration::from_millis(STILL_MS), true)?;
     let moves = |(slot, incarnation): &Incarnation| {
         activity.slots.contains(slot) && known.slots.iter().any(|found| (found.slot, found.incarnation) == (*slot, *incarnation))
     };
-    if let Some((slot, _)) = named.iter().find(|one| !args.all_fenced && moves(one)) {
-        return Err(Failure::new(Exit::Refused, format!("slot {slot} is not dead: its heartbeat moves")));
+    if let Some(one) = named.iter().find(|one| !args.all_fenced && moves(one)) {
+        return Err(Failure::new(Exit::Refused, format!("{} is not dead: its heartbeat moves", text(one))));
     }
     let meant: Vec<Incarnation> = named.into_iter().filter(|one| !moves(one)).collect();
-    if args.all_fenced && !args.i_know_it_is_powered_off {
+    if args.all_fenced && !args.i_know_it_is_gone {
         return list_fenced(&known, &meant, out);
     }
     if !meant.is_empty() {
         let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
         wait::as_host(pool.join(config)?, |host| state_deaths(&pool, host, &meant))?;
     }
-    let each = |(slot, incarnation): &Incarnation| format!("slot {slot} is declared dead up to incarnation {incarnation}\n");
+    let each = |one: &Incarnation| format!("{} is declared dead up to incarnation {}\n", text(one), one.1);
     out.answer(
         || match args.all_fenced {
             true => {
@@ -152,6 +165,12 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
 
 fn need_confirmation(advice: &str) -> Failure {
     Failure::new(Exit::Refused, format!("a machine that is declared dead but still runs corrupts data: {advice}"))
+}
+
+/// A slot and its machine, as a sentence names them.
+fn slot_text(known: &Survey, slot: u16) -> String {
+    let machine = known.slots.get(usize::from(slot)).map(|found| known.machine_text(found.machine));
+    format!("slot {slot} of machine {}", machine.unwrap_or_default())
 }
 
 /// The incarnation that was named, if the slot ever had it.
@@ -182,20 +201,24 @@ fn fenced(known: &Survey) -> Vec<Incarnation> {
 
 /// What `--all-fenced` means now.
 fn list_fenced(known: &Survey, meant: &[Incarnation], out: &mut Out) -> Result<Exit, Failure> {
-    let mut rows = vec![["slot", "incarnation", "machine"].map(String::from).to_vec()];
-    for (slot, incarnation) in meant {
-        let machine = known.slots.get(usize::from(*slot)).map_or(String::new(), |found| found.machine.to_string());
-        rows.push(vec![slot.to_string(), incarnation.to_string(), machine]);
+    let listed = || meant.iter().filter_map(|(slot, up_to)| Some((known.slots.get(usize::from(*slot))?, up_to)));
+    let mut rows = vec![["slot", "incarnation", "name", "machine"].map(String::from).to_vec()];
+    for (slot, up_to) in listed() {
+        rows.push(vec![slot.slot.to_string(), up_to.to_string(), name_text(slot.name.as_deref()), slot.machine.to_string()]);
     }
+    let json_of_slot = |(slot, up_to): (&SlotInfo, &u32)| {
+        let machine = slot.machine.to_string();
+        json!({"slot": slot.slot, "incarnation": up_to, "name": slot.name, "machine": machine})
+    };
     out.answer(
-        || json!({"fenced": meant.iter().map(|(slot, up_to)| json!({"slot": slot, "incarnation": up_to})).collect::<Vec<_>>()}),
+        || json!({"fenced": listed().map(json_of_slot).collect::<Vec<_>>()}),
         || if meant.is_empty() { "no host is fenced and stands still\n".into() } else { table(&rows) },
     )?;
     match meant.is_empty() {
         true => Ok(Exit::Done),
         false => Err(need_confirmation(
             "make sure that every machine listed is powered off or cut off from the memory, then repeat this with \
-             --i-know-it-is-powered-off; where one of them may be alive, name the others one by one",
+             --i-know-it-is-gone; where one of them may be alive, name the others one by one",
         )),
     }
 }

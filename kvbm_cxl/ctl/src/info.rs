@@ -10,7 +10,6 @@ use cxl_pool::platform::MachineId;
 use cxl_pool::pool::Pool;
 use serde_json::{Value, json};
 
-/// `cxlctl info`.
 pub fn run(pool: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
     let pool = crate::pool::open(pool, true)?;
     let usage = audit(pool.lines()).map_err(|error| error.to_string());
@@ -41,7 +40,6 @@ pub fn machine(id: MachineId) -> Option<String> {
     (!id.is_none()).then(|| id.to_string())
 }
 
-/// Everything as JSON.
 pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
     let (superblock, geometry) = (pool.superblock(), *pool.layout().geometry());
     let [compat, ro_compat, incompat] = superblock.features();
@@ -85,7 +83,6 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
     value
 }
 
-/// The cell classes that the pool has.
 fn classes(geometry: &Geometry) -> impl Iterator<Item = Value> + '_ {
     geometry.cells.iter().take_while(|class| class.chunks > 0).map(|class| {
         let bytes = class.chunks * u64::from(geometry.cells_per_chunk) * class.cell_bytes;
@@ -108,7 +105,6 @@ fn hinted_before_eviction(geometry: &Geometry) -> u64 {
     ((hints * filled.clamp(0.0, 1.0)) as u64).min(geometry.cell_count())
 }
 
-/// The cells as text.
 fn cells_text(geometry: &Geometry) -> String {
     if geometry.cell_chunks() == 0 {
         return "cache\n  none: formatted without cells\n".into();
@@ -138,7 +134,6 @@ fn cells_text(geometry: &Geometry) -> String {
     text
 }
 
-/// Everything as text.
 pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
     let (superblock, geometry, layout) = (pool.superblock(), *pool.layout().geometry(), pool.layout());
     let [compat, ro_compat, incompat] = superblock.features();

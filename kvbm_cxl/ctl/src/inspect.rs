@@ -22,7 +22,6 @@ enum Wanted {
     One(u64),
 }
 
-/// `cxlctl inspect`.
 pub fn run(pool: Option<&str>, args: &InspectArgs, out: &mut Out) -> Result<Exit, Failure> {
     let wanted = match args.index.as_deref() {
         None => Wanted::Used,

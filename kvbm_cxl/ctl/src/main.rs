@@ -7,7 +7,6 @@
 mod cache;
 mod cli;
 mod demo;
-mod docs;
 mod doctor;
 mod erase;
 mod exporter;
@@ -19,6 +18,7 @@ mod hosts;
 mod info;
 mod inspect;
 mod logger;
+mod model;
 mod nixl;
 mod pool_view;
 mod record;
@@ -26,9 +26,10 @@ mod seats;
 mod top;
 mod wait;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
 use cli::{Cli, Command};
-use ctl_common::{output, peer, pool, scratch, stats, text};
+use ctl_common::{manual, output, peer, pool, scratch, stats, text};
 use output::{Exit, Failure, Out};
 use std::process::ExitCode;
 
@@ -45,6 +46,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
     let pool = cli.pool.as_deref();
     match cli.command {
         Command::Format(args) => format::run(pool, &args, out),
+        Command::Cells(args) => model::run(&args, out),
         Command::Erase(args) => erase::run(pool, &args, out),
         Command::Info => info::run(pool, out),
         Command::Host(args) => host::run(pool, &args, out),
@@ -62,7 +64,16 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Top(args) => top::run(pool, &args, out),
         Command::Nixl => nixl::run(pool, out),
         Command::Record(args) => record::run(&args, out),
-        Command::Completions { shell } => docs::completions(shell, out),
-        Command::Man { directory } => docs::man(&directory, out),
+        Command::Completions { shell } => completions(shell, out),
+        Command::Man { directory } => manual::write(Cli::command(), &directory, out),
     }
+}
+
+/// `cxlctl completions`.
+fn completions(shell: Shell, out: &mut Out) -> Result<Exit, Failure> {
+    // Into memory first: the generator panics where it cannot write.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "cxlctl", &mut script);
+    out.bytes(&script)?;
+    Ok(Exit::Done)
 }

@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 /// What the names of these counters begin with.
 const PREFIX: &str = "nixl_";
 
-/// `cxlctl nixl`.
 pub fn run(pool: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
     let view = PoolView::of(&crate::pool::open(pool, true)?)?;
     let is_old = view.stats_lines < cxl_pool::media::STATS_LINES;

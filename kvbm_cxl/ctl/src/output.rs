@@ -10,11 +10,9 @@ use std::process::ExitCode;
 /// How a command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Done, nothing wrong.
     Done = 0,
     /// Findings, or the operation failed.
     Failed = 1,
-    /// Wrong usage.
     Usage = 2,
     /// The pool cannot be opened.
     CannotOpen = 3,
@@ -31,7 +29,6 @@ impl From<Exit> for ExitCode {
 /// Why a command failed: one line.
 #[derive(Debug)]
 pub struct Failure {
-    /// How the process ends.
     pub exit: Exit,
     message: String,
 }
@@ -42,12 +39,10 @@ impl Failure {
         Failure { exit, message: message.into() }
     }
 
-    /// Wrong usage.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::new(Exit::Usage, message)
     }
 
-    /// What failed.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -107,7 +102,6 @@ impl Out {
         Out { stdout: BufWriter::new(std::io::stdout()), is_closed: false, is_json }
     }
 
-    /// JSON was asked for.
     pub fn is_json(&self) -> bool {
         self.is_json
     }
@@ -117,18 +111,15 @@ impl Out {
         self.is_closed
     }
 
-    /// Writes text.
     pub fn text(&mut self, text: impl AsRef<str>) -> Result<(), Failure> {
         self.bytes(text.as_ref().as_bytes())
     }
 
-    /// Writes a line.
     pub fn line(&mut self, text: impl AsRef<str>) -> Result<(), Failure> {
         self.text(text)?;
         self.text("\n")
     }
 
-    /// Writes bytes.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         if self.is_closed {
             return Ok(());

@@ -14,7 +14,6 @@ pub fn spec(text: Option<&str>) -> Result<PoolSpec, Failure> {
     spec.map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Opens it.
 pub fn open(text: Option<&str>, read_only: bool) -> Result<Pool, Failure> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     Pool::open(&spec(text)?, &options).map_err(|error| Failure::new(Exit::CannotOpen, error.to_string()))

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 /// A slot that was ever used.
 pub struct HostView {
-    /// The slot.
     pub slot: SlotInfo,
     /// What its host published under the incarnation that is bound to it.
     pub stats: Option<HostStats>,
@@ -25,7 +24,6 @@ impl HostView {
 
 /// A pool at one moment; a running one is seen at slightly different moments in different lines.
 pub struct PoolView {
-    /// When it was looked at.
     pub at: Instant,
     /// Slots, those included that were never used.
     pub slot_count: usize,
@@ -33,7 +31,6 @@ pub struct PoolView {
     pub stats_lines: usize,
     /// Slots that were ever used.
     pub hosts: Vec<HostView>,
-    /// Manager seats.
     pub seats: Vec<SeatInfo>,
 }
 
@@ -54,7 +51,6 @@ impl PoolView {
         Ok(PoolView { at: Instant::now(), slot_count, stats_lines, hosts, seats: survey.seats })
     }
 
-    /// Slots in `state`.
     pub fn count(&self, state: SlotState) -> usize {
         match state {
             SlotState::Free => self.slot_count - self.hosts.len(),

@@ -12,7 +12,6 @@ pub fn mix(mut word: u64) -> u64 {
 }
 
 impl Random {
-    /// From a seed.
     pub fn new(seed: u64) -> Self {
         Random(mix(seed ^ 0x6a09_e667_f3bc_c908))
     }

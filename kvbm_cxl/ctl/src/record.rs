@@ -205,7 +205,6 @@ fn add(source: &Source, entry: &Entry, merged: &mut Merged, out: &mut impl Write
     Ok(())
 }
 
-/// `cxlctl record`.
 pub fn run(args: &RecordArgs, out: &mut Out) -> Result<Exit, Failure> {
     let mut sources = files(&args.files)?.iter().map(|path| Source::open(path)).collect::<Result<Vec<Source>, Failure>>()?;
     check(&sources)?;

@@ -110,7 +110,6 @@ impl Scratch {
         self.offset
     }
 
-    /// How much, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -128,7 +127,6 @@ impl Scratch {
     }
 }
 
-/// The lines of scratch memory.
 pub fn lines(memory: &MappedMemory, layout: &Arc<Layout>) -> Lines {
     Lines::new(memory.memory.clone(), layout.clone(), &SEED, 1)
 }
@@ -136,7 +134,7 @@ pub fn lines(memory: &MappedMemory, layout: &Arc<Layout>) -> Lines {
 /// What the first bytes of a device hold.
 pub fn header_of(device: &Device) -> Result<HeaderContent> {
     if device.info().len_bytes < DEVICE_HEADER_BYTES.max(device.info().align_bytes) {
-        return Ok(HeaderContent::Unknown("too few bytes for a device header".into()));
+        return Ok(HeaderContent::Unknown { what: "too few bytes for a device header", offset: 0 });
     }
     let options = CoherenceOptions::default();
     inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().label())

@@ -2,7 +2,7 @@
 //! `cxlctl seats`.
 
 use crate::cli::{ReleaseArgs, SeatsArgs, SeatsCommand};
-use crate::hosts::role;
+use crate::hosts::{name_text, role};
 use crate::output::{Exit, Failure, Out};
 use crate::text::table;
 use crate::wait;
@@ -64,7 +64,8 @@ fn living(survey: &Survey, activity: &Activity) -> Vec<MachineId> {
 fn json_of(survey: &Survey, activity: &Activity) -> Value {
     let seats = survey.seats.iter().map(|seat| {
         json!({"seat": seat.seat, "slot": seat.slot, "claim": claim(seat), "machine": seat.machine.map(|id| id.to_string()),
-            "session": seat.session.map(|id| id.to_string()), "generation": seat.generation, "epoch": seat.epoch, "beat": seat.beat,
+            "name": seat.machine.and_then(|id| survey.name_of(id)), "session": seat.session.map(|id| id.to_string()),
+            "generation": seat.generation, "epoch": seat.epoch, "beat": seat.beat,
             "living": seat.is_living, "moving": activity.seats.contains(&seat.seat), "newest": seat.is_newest,
             "role": role(seat, activity)})
     });
@@ -73,13 +74,14 @@ fn json_of(survey: &Survey, activity: &Activity) -> Value {
 }
 
 fn text_of(survey: &Survey, activity: &Activity) -> String {
-    let mut rows = vec![["seat", "slot", "claim", "generation", "epoch", "role", "machine"].map(String::from).to_vec()];
+    let mut rows = vec![["seat", "slot", "claim", "generation", "epoch", "role", "name", "machine"].map(String::from).to_vec()];
     // Seats of slots that no machine ever had come with the slot.
     for seat in survey.seats.iter().filter(|seat| seat.slot.is_none() || seat.generation > 0) {
         let epoch = seat.epoch.map_or("?".into(), |epoch| epoch.to_string());
         let machine = seat.machine.map_or("-".into(), |machine| machine.to_string());
         let (slot, generation) = (seat.slot.map_or("-".into(), |slot| slot.to_string()), seat.generation.to_string());
-        rows.push(vec![seat.seat.to_string(), slot, claim(seat).into(), generation, epoch, role(seat, activity).into(), machine]);
+        let name = name_text(seat.machine.and_then(|machine| survey.name_of(machine)));
+        rows.push(vec![seat.seat.to_string(), slot, claim(seat).into(), generation, epoch, role(seat, activity).into(), name, machine]);
     }
     format!("{}{}\n", table(&rows), outlook(survey, activity))
 }
@@ -110,7 +112,8 @@ fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit
     let known = survey(pool.lines(), &pool.superblock().seats())?;
     let seats = select_seats(&known, args)?;
     if !args.i_know_it_is_gone {
-        let told: Vec<String> = seats.iter().map(|(seat, machine, _)| format!("seat {seat} of machine {machine}")).collect();
+        let told: Vec<String> =
+            seats.iter().map(|(seat, machine, _)| format!("seat {seat} of machine {}", known.machine_text(*machine))).collect();
         let message = format!(
             "{}: if the machine is only paused and resumes, two machines write one line and locks fail. Make sure that it is powered off \
              or cut off from the memory, or that its container and all of its processes are gone, then repeat this with \
@@ -123,11 +126,13 @@ fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit
     for (seat, machine, _) in &seats {
         let host = known.slots.iter().find(|slot| slot.machine == *machine && activity.slots.contains(&slot.slot));
         if let Some(host) = host {
+            let machine = known.machine_text(*machine);
             let message = format!("machine {machine} is not gone: the heartbeat of its slot {} moves", host.slot);
             return Err(Failure::new(Exit::Refused, message));
         }
         if activity.seats.contains(seat) {
-            return Err(Failure::new(Exit::Refused, format!("machine {machine} is not gone: the beat of its seat {seat} moves")));
+            let message = format!("machine {} is not gone: the beat of its seat {seat} moves", known.machine_text(*machine));
+            return Err(Failure::new(Exit::Refused, message));
         }
     }
     release_all(&pool, &seats, args.timeout_ms)?;
@@ -135,7 +140,8 @@ fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit
     out.answer(
         || json!({"released": released}),
         || {
-            let told = seats.iter().map(|(seat, machine, _)| format!("seat {seat} of machine {machine} is released\n"));
+            let told =
+                seats.iter().map(|(seat, machine, _)| format!("seat {seat} of machine {} is released\n", known.machine_text(*machine)));
             told.collect::<String>() + "the next machine that joins claims it\n"
         },
     )?;

@@ -35,7 +35,6 @@ pub fn median(values: &mut [f64]) -> f64 {
 /// A median with its 95 % confidence interval, which needs no assumption about how the values are spread.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Estimate {
-    /// The middle value.
     pub median: f64,
     /// The median of many more values would hardly lie below this.
     pub low: f64,

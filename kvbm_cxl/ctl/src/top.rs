@@ -15,7 +15,6 @@ use std::time::Duration;
 /// Puts the cursor at the top and clears the screen.
 const REDRAW: &str = "\x1b[H\x1b[J";
 
-/// `cxlctl top`.
 pub fn run(pool: Option<&str>, args: &TopArgs, out: &mut Out) -> Result<Exit, Failure> {
     let pool = crate::pool::open(pool, true)?;
     let is_screen = !args.once && !out.is_json() && std::io::stdout().is_terminal();
@@ -144,20 +143,8 @@ fn nixl_text(before: &PoolView, now: &PoolView) -> String {
 
 fn text_of(before: &PoolView, now: &PoolView) -> String {
     let heads = [
-        "slot",
-        "host",
-        "heart",
-        "published/s",
-        "bytes/s",
-        "pulled/s",
-        "bytes/s",
-        "hits",
-        "misses/s",
-        "evicted/s",
-        "refused/s",
-        "pins",
-        "quarantined",
-        "rejoins",
+        "slot", "host", "heart", "published/s", "bytes/s", "pulled/s", "bytes/s", "hits", "misses/s", "evicted/s", "refused/s", "pins",
+        "quarantined", "rejoins",
     ];
     let mut rows = vec![heads.map(String::from).to_vec()];
     for pair in Pair::all(before, now) {

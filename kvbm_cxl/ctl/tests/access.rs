@@ -125,7 +125,7 @@ fn a_pool_that_may_only_be_read_can_be_looked_at_and_not_changed() {
         &["fsck", "--repair"][..],
         &["format", "--force"],
         &["cache", "clear", "--all"],
-        &["hosts", "declare-dead", "0", "--incarnation", "1", "--i-know-it-is-powered-off"],
+        &["hosts", "declare-dead", "0", "--incarnation", "1", "--i-know-it-is-gone"],
     ] {
         let ran = as_unprivileged(&bench, args);
         assert_eq!(ran.code, 3, "{args:?}: {}", ran.err);

@@ -71,11 +71,7 @@ fn each_program_measures_its_ratios() {
             "pull",
             "pull, 1024 KiB, speed",
             &[
-                "pull_64k_vs_bare",
-                "pull_64k_vs_accesses",
-                "pull_1m_vs_bare",
-                "pull_1m_vs_accesses",
-                "pull_4m_vs_bare",
+                "pull_64k_vs_bare", "pull_64k_vs_accesses", "pull_1m_vs_bare", "pull_1m_vs_accesses", "pull_4m_vs_bare",
                 "pull_4m_vs_accesses",
             ],
         ),

@@ -5,34 +5,12 @@ mod common;
 
 use common::{Bench, EXE, ran};
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 const REGIONS: [&str; 25] = [
-    "seat",
-    "grant",
-    "binding",
-    "fence",
-    "death",
-    "join-box",
-    "identity",
-    "summary",
-    "request",
-    "intent",
-    "record",
-    "claim",
-    "free-box",
-    "free-ack",
-    "chunk-head",
-    "keep-map",
-    "stats",
-    "descriptor",
-    "hint",
-    "pin",
-    "cell-claim",
-    "ask",
-    "splitter",
-    "claimant",
-    "seat-claim",
+    "seat", "grant", "binding", "fence", "death", "join-box", "identity", "summary", "request", "intent", "record", "claim", "free-box",
+    "free-ack", "chunk-head", "keep-map", "stats", "descriptor", "hint", "pin", "cell-claim", "ask", "splitter", "claimant", "seat-claim",
 ];
 
 #[test]
@@ -94,6 +72,51 @@ fn cells_are_made_as_asked_and_by_default_where_enough_fit() {
 }
 
 #[test]
+fn cells_of_a_model_are_shown_and_made() {
+    let bench = Bench::new();
+    let config = bench.directory.path().join("config.json");
+    let write = |model_type: &str| {
+        let text = r#"{"model_type": "TYPE", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "sliding_window": 64}"#;
+        std::fs::write(&config, text.replace("TYPE", model_type)).unwrap();
+    };
+    write("llama");
+    let (file, folder) = (config.to_str().unwrap(), bench.directory.path().to_str().unwrap());
+    let asked = ["cells", "--model", folder, "--block-size", "16", "--tp", "2"];
+    let shown = bench.run(&asked);
+    // Keys and values of 4 layers, 2 of 4 heads, 64 numbers of 2 bytes, 16 tokens.
+    let bytes = 2 * 4 * 2 * 64 * 2 * 16;
+    assert_eq!(shown.code, 0, "{}", shown.err);
+    assert!(
+        shown.out.contains("every token  4       16") && shown.out.contains(&format!("cxlctl format --cells {bytes}:75%")),
+        "{}",
+        shown.out
+    );
+    let (_, json) = bench.json(&asked);
+    assert_eq!(json["cell_bytes"], bytes);
+    assert_eq!(json["groups"][0]["block_bytes"], bytes);
+
+    let (code, info) = bench.json(&["format", "--size", "32M", "--model", file, "--block-size", "16", "--tp", "2", "--cells", "2K:1%"]);
+    let classes = &info["cache"]["classes"];
+    assert_eq!((code, &classes[0]["cell_bytes"], &classes[1]["cell_bytes"]), (0, &2048.into(), &bytes.into()));
+    assert!((70.0..=75.0).contains(&classes[1]["share_percent"].as_f64().unwrap()), "{classes}");
+
+    let refused = |args: &[&str], words: &str| {
+        let ran = bench.run(args);
+        assert!(ran.code == 2 && ran.err.contains(words), "{args:?}: {}", ran.err);
+    };
+    refused(&["cells", "--model", file], "--block-size");
+    refused(&["format", "--model", file], "--block-size");
+    refused(&["format", "--tp", "2"], "--model");
+    refused(&["format", "--model", file, "--block-size", "16", "--cells", "none"], "none stands alone");
+    refused(&["format", "--model", file, "--block-size", "16", "--cells", "2K"], "its share");
+    refused(&["cells", "--model", "/no/such/file", "--block-size", "16"], "No such file");
+    write("mamba2");
+    refused(&["cells", "--model", file, "--block-size", "16"], "model type \"mamba2\" is not known");
+    std::fs::write(&config, "{").unwrap();
+    refused(&["cells", "--model", file, "--block-size", "16"], "EOF");
+}
+
+#[test]
 fn format_refuses_foreign_data_and_says_so() {
     let bench = Bench::new();
     std::fs::write(bench.file(), vec![7; 16 << 20]).unwrap();
@@ -101,6 +124,39 @@ fn format_refuses_foreign_data_and_says_so() {
     assert_eq!(refused.code, 4);
     assert!(refused.err.contains("unknown data"), "{}", refused.err);
     assert!(std::fs::read(bench.file()).unwrap().iter().all(|&byte| byte == 7));
+}
+
+/// The job of the chart and of Compose: it formats what is empty, and leaves a pool and the data of others as they are.
+#[test]
+fn the_format_job_destroys_nothing() {
+    let bench = Bench::new();
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(bench.file()).unwrap();
+    file.set_len(96 << 20).unwrap();
+    let job = || {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/images/format-if-empty");
+        let folder = std::path::Path::new(EXE).parent().unwrap().display().to_string();
+        let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+        ran(Command::new(script).env("CXL_POOL", bench.spec()).env("PATH", path).output().unwrap())
+    };
+    for (at, name) in
+        [(24u64 << 20, "data (at byte 0x1800000)"), ((96 << 20) - 1, "data (at byte 0x5ffffff)"), (0x438, "an ext2, ext3 or ext4")]
+    {
+        file.write_all_at(b"\x53\xef", at).unwrap();
+        file.set_len(96 << 20).unwrap();
+        let refused = job();
+        assert_eq!(refused.code, 4, "{}", refused.err);
+        assert!(refused.err.contains(name) && refused.err.contains("--force"), "{}", refused.err);
+        let mut found = [0; 1];
+        file.read_exact_at(&mut found, at).unwrap();
+        assert_eq!(found, [0x53]);
+        file.write_all_at(&[0; 2], at).unwrap();
+        file.set_len(96 << 20).unwrap();
+    }
+    assert_eq!(job().code, 0);
+    let uuid = bench.json(&["info"]).1["uuid"].clone();
+    let again = job();
+    assert!(again.code == 0 && again.out.contains("is a pool: left as it is"), "{} {}", again.out, again.err);
+    assert_eq!(bench.json(&["info"]).1["uuid"], uuid);
 }
 
 #[test]
@@ -210,6 +266,11 @@ fn completions_and_manual_pages() {
     assert!(page.contains("DATA IS CORRUPTED"), "{page}");
     assert!(std::fs::read_to_string(pages.join("cxlctl.1")).unwrap().contains("Exit codes"));
     assert!(!pages.join("cxlctl-demo-reader.1").exists(), "a hidden command has no page");
+    for (program, name) in [(env!("CARGO_BIN_EXE_cxl-bench"), "cxl-bench"), (env!("CARGO_BIN_EXE_cxl-plan"), "cxl-plan")] {
+        assert!(Command::new(program).arg("man").arg(&pages).output().unwrap().status.success());
+        let page = std::fs::read_to_string(pages.join(format!("{name}.1"))).unwrap();
+        assert!(page.contains("Exit codes") && !pages.join(format!("{name}-man.1")).exists());
+    }
     std::fs::write(bench.directory.path().join("file"), "").unwrap();
     assert_eq!(bench.run(&["man", bench.directory.path().join("file").to_str().unwrap()]).code, 1);
 }

@@ -109,20 +109,8 @@ fn metadata_overwritten_with_rubbish_is_survived_by_every_command() {
         assert_eq!(bench.run(&["info"]).code, 0);
         assert_eq!(bench.run(&["hosts", "--watch-ms", "30"]).code, 0);
         for view in [
-            "locks",
-            "objects",
-            "blocks",
-            "seat",
-            "record",
-            "chunk-head",
-            "keep-map",
-            "claim",
-            "stats",
-            "descriptor",
-            "hint",
-            "pin",
-            "cell-claim",
-            "ask",
+            "locks", "objects", "blocks", "seat", "record", "chunk-head", "keep-map", "claim", "stats", "descriptor", "hint", "pin",
+            "cell-claim", "ask",
         ] {
             let ran = bench.run(&["inspect", view, "all"]);
             assert!(matches!(ran.code, 0 | 1), "{view}: {} {}", ran.code, ran.err);

@@ -81,7 +81,7 @@ fn memory_of_another_machine_stays_until_its_death_is_proven() {
         bench.json(&["hosts", "--watch-ms", "0"]).1["slots"].as_array().unwrap().iter().find(|slot| slot["state"] == "live").cloned();
     let slot = slot.unwrap_or_else(|| panic!("{:#}", bench.json(&["hosts", "--watch-ms", "0"]).1));
     let (number, incarnation) = (slot["slot"].to_string(), slot["incarnation"].to_string());
-    let declared = bench.run(&["hosts", "declare-dead", &number, "--incarnation", &incarnation, "--i-know-it-is-powered-off"]);
+    let declared = bench.run(&["hosts", "declare-dead", &number, "--incarnation", &incarnation, "--i-know-it-is-gone"]);
     assert_eq!(declared.code, 0, "{} {}", declared.out, declared.err);
     let (code, answer) = bench.json(&["free", &format!("{place:#x}")]);
     assert_eq!((code, freed(&answer)), (0, BTreeSet::from([place])), "{answer:#}");

@@ -193,7 +193,7 @@ fn a_death_is_declared_on_a_machine_without_a_seat() {
     wait_for("the silent host is fenced", || standing(&bench, silent.slot) == "fenced");
     let mut command = bench.command("machine-d");
     let slot = silent.slot.to_string();
-    command.args(["hosts", "declare-dead", &slot, "--incarnation", "1", "--i-know-it-is-powered-off"]);
+    command.args(["hosts", "declare-dead", &slot, "--incarnation", "1", "--i-know-it-is-gone"]);
     let declared = ran(command.output().unwrap());
     assert_eq!(declared.code, 0, "{}", declared.err);
     assert_eq!(standing(&bench, silent.slot), "declared dead");
@@ -311,9 +311,9 @@ fn every_fenced_host_is_listed_and_declared_dead_at_once() {
     let listed = bench.run(&["hosts", "declare-dead", "--all-fenced"]);
     assert_eq!(listed.code, 4, "{}", listed.err);
     assert_eq!(listed.out.lines().count(), 3, "{}", listed.out);
-    assert!(listed.err.contains("--i-know-it-is-powered-off"), "{}", listed.err);
+    assert!(listed.err.contains("--i-know-it-is-gone"), "{}", listed.err);
     silent.iter().for_each(|host| assert_eq!(standing(&bench, host.slot), "fenced"));
-    let declared = bench.run(&["hosts", "declare-dead", "--all-fenced", "--i-know-it-is-powered-off"]);
+    let declared = bench.run(&["hosts", "declare-dead", "--all-fenced", "--i-know-it-is-gone"]);
     assert_eq!(declared.code, 0, "{}", declared.err);
     silent.iter().for_each(|host| assert_eq!(standing(&bench, host.slot), "declared dead"));
     silent.into_iter().for_each(Serving::crash);

@@ -77,19 +77,8 @@ fn damage(random: &mut Random, image: &mut [u8], layout: &Layout, seed: u32) {
 fn every_command_survives_a_damaged_pool() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let format = [
-        "format",
-        "--size",
-        "6M",
-        "--slots",
-        "4",
-        "--advanced",
-        "seats=3",
-        "--advanced",
-        "locks=32",
-        "--advanced",
-        "objects=16",
-        "--advanced",
-        "chunk=64K",
+        "format", "--size", "6M", "--slots", "4", "--advanced", "seats=3", "--advanced", "locks=32", "--advanced", "objects=16",
+        "--advanced", "chunk=64K",
     ];
     let format = [&format[..], &["--cells", "4K:1M", "--cells", "16K:512K"]].concat();
     assert_eq!(run(folder.path(), &format).0, 0);

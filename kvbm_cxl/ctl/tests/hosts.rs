@@ -15,7 +15,9 @@ fn hosts_come_and_go_and_are_seen() {
     assert_eq!((&hosts["slots"][0]["state"], &hosts["slots"][0]["moving"]), (&"live".into(), &true.into()), "{hosts:#}");
     let manager = hosts["seats"].as_array().unwrap().iter().find(|seat| seat["role"] == "manager");
     assert_eq!(manager.unwrap()["fixed"], false, "{hosts:#}");
-    assert!(bench.run(&["hosts"]).out.contains("moving"));
+    assert_eq!((&hosts["slots"][0]["name"], &manager.unwrap()["name"]), (&"machine-a".into(), &"machine-a".into()), "{hosts:#}");
+    let shown = bench.run(&["hosts"]).out;
+    assert!(shown.contains("moving") && shown.contains("machine-a"), "{shown}");
     let (code, report) = bench.json(&["fsck"]);
     assert_eq!((code, &report["in_use"]), (0, &true.into()), "{report:#}");
     a.kill();
@@ -45,14 +47,16 @@ fn only_a_machine_that_is_off_is_declared_dead() {
     let mut b = bench.host("machine-b");
     let declare =
         |incarnation: &str, more: &[&str]| bench.run(&[&["hosts", "declare-dead", "1", "--incarnation", incarnation], more].concat());
-    let sure = "--i-know-it-is-powered-off";
+    let sure = "--i-know-it-is-gone";
 
     let unsure = declare("1", &[]);
     assert_eq!(unsure.code, 4);
-    assert!(unsure.err.contains(sure), "{}", unsure.err);
+    let machine = bench.json(&["hosts"]).1["slots"][1]["machine"].as_str().unwrap().to_owned();
+    let named = format!("slot 1 of machine machine-b ({machine})");
+    assert!(unsure.err.contains(sure) && unsure.err.contains(&named), "{}", unsure.err);
     let alive = declare("1", &[sure]);
     assert_eq!(alive.code, 4);
-    assert!(alive.err.contains("heartbeat moves"), "{}", alive.err);
+    assert!(alive.err.contains(&format!("{named} is not dead: its heartbeat moves")), "{}", alive.err);
     b.kill();
     assert_eq!(declare("7", &[sure]).code, 2, "an incarnation that never was");
     assert_eq!(bench.run(&["hosts", "declare-dead", "9", "--incarnation", "1", sure]).code, 2, "a slot that is not");
@@ -62,6 +66,30 @@ fn only_a_machine_that_is_off_is_declared_dead() {
     assert_eq!((&hosts["slots"][1]["dead"], &hosts["slots"][1]["standing"]), (&1.into(), &"declared dead".into()), "{hosts:#}");
     let (code, report) = bench.json(&["fsck", "--notes"]);
     assert_eq!(code, 0, "{report:#}");
+}
+
+/// A name is a hint: whatever a host wrote is printable, and without one the id stands for the machine.
+#[test]
+fn a_name_from_the_pool_is_escaped_and_a_damaged_one_is_none() {
+    let bench = Bench::formatted();
+    let _a = bench.host_named("machine-a", "rack\u{1b}[2J/\u{202e}é");
+    let (_, hosts) = bench.json(&["hosts"]);
+    assert_eq!(hosts["slots"][0]["name"], r"rack\x1b[2J/\xe2\x80\xae\xc3\xa9", "{hosts:#}");
+    let machine = hosts["slots"][0]["machine"].as_str().unwrap();
+    let declare = ["hosts", "declare-dead", "0", "--incarnation", "1"];
+    assert!(bench.run(&declare).err.contains(r"rack\x1b[2J"));
+    assert!(bench.run(&["seats"]).out.contains(r"rack\x1b[2J"));
+    let pool = bench.open();
+    let (_, offset) = cxl_pool::host::name_lines(0).next().unwrap();
+    let mut line = pool.lines().fetch_raw(offset).unwrap();
+    line.0[20] ^= 1;
+    pool.lines().memory().write_line(offset, &line).unwrap();
+    let (_, hosts) = bench.json(&["hosts"]);
+    assert_eq!((&hosts["slots"][0]["name"], &hosts["slots"][0]["machine"]), (&serde_json::Value::Null, &machine.into()), "{hosts:#}");
+    assert!(bench.run(&declare).err.contains(&format!("slot 0 of machine {machine} is")));
+    let (code, report) = bench.json(&["fsck", "--notes"]);
+    assert_eq!(code, 0, "{report:#}");
+    assert!(rules(&report["findings"]).contains(&"name.damaged".to_owned()), "{report:#}");
 }
 
 /// Damage hides which incarnation a slot has; that is no reason to call one that lives one that never was.
@@ -74,8 +102,7 @@ fn a_binding_that_cannot_be_read_is_not_one_that_never_was() {
     a.kill();
     b.kill();
     bench.damage_bindings(1);
-    let declare =
-        |incarnation: &str| bench.run(&["hosts", "declare-dead", "1", "--incarnation", incarnation, "--i-know-it-is-powered-off"]);
+    let declare = |incarnation: &str| bench.run(&["hosts", "declare-dead", "1", "--incarnation", incarnation, "--i-know-it-is-gone"]);
     let declared = declare("1");
     assert_eq!(declared.code, 1, "{}", declared.err);
     assert!(declared.err.contains("cannot be read") && declared.err.contains("cxlctl fsck"), "{}", declared.err);

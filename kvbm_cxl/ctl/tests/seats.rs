@@ -73,11 +73,16 @@ fn seats_of_machines_that_died_are_released_by_an_operator_without_a_manager() {
     a.kill();
     b.kill();
     // No machine with a seat runs, and only a person can know that none will go on. The error says which, and what to type.
-    let declare = ["hosts", "declare-dead", "0", "--incarnation", "1", "--i-know-it-is-powered-off", "--timeout-ms", "4000"];
+    let declare = ["hosts", "declare-dead", "0", "--incarnation", "1", SURE, "--timeout-ms", "4000"];
     let stuck = bench.run(&declare);
     assert_eq!(stuck.code, 1, "{}", stuck.err);
-    for told in [format!("seat 0 belongs to machine {}", machine(0)), format!("seat 1 belongs to machine {}", machine(1))] {
-        assert!(stuck.err.contains(&told), "{}", stuck.err);
+    for seat in 0..2 {
+        let name = both["seats"][seat]["name"].as_str().unwrap();
+        assert!(
+            name.starts_with("machine-") && stuck.err.contains(&format!("seat {seat} belongs to machine {name} ({})", machine(seat))),
+            "{}",
+            stuck.err
+        );
     }
     assert!(stuck.err.contains("cxlctl seats release --seat 0"), "{}", stuck.err);
     assert!(bench.run(&["seats"]).out.contains("cxlctl seats release"));
@@ -106,7 +111,7 @@ fn the_death_of_a_host_is_the_death_of_its_seat() {
     // They fill the pool, so that a fifth machine gets the slot of the dead one and writes the line that told of its seat.
     let _more = (bench.host("machine-c"), bench.host("machine-d"));
     b.kill();
-    let dead = ["hosts", "declare-dead", "1", "--incarnation", "1", "--i-know-it-is-powered-off"];
+    let dead = ["hosts", "declare-dead", "1", "--incarnation", "1", SURE];
     let stated = ran(bench.command("machine-a").args(dead).output().unwrap());
     assert_eq!(stated.code, 0, "{}", stated.err);
     let _e = bench.host("machine-e");

@@ -10,7 +10,6 @@ pub enum Error {
     /// etcd does not answer, or refuses.
     #[error("{what}: {}", told(source))]
     Etcd {
-        /// The call, and its endpoint.
         what: String,
         /// Its answer.
         source: etcd_client::Error,
@@ -29,37 +28,26 @@ pub enum Error {
     /// Something else than this program wrote to one of its keys.
     #[error("etcd key {key} holds no host ({reason}): delete it, or choose another --prefix")]
     Value {
-        /// The key.
         key: String,
         /// Why its value is invalid.
         reason: String,
     },
     /// Every slot is another machine's.
     #[error("all {slots} slots of the pool are leased: wait for a host to leave, or format the pool with more")]
-    NoSlot {
-        /// How many the pool has.
-        slots: u32,
-    },
+    NoSlot { slots: u32 },
     /// The pool and etcd do not agree on who has a slot.
     #[error("the pool has bound slot {slot} to this machine, but etcd has leased it to machine {machine}: end the host there first")]
     Foreign {
-        /// The slot.
         slot: u16,
         /// Who has it in etcd.
         machine: String,
     },
     /// A second keeper on one machine.
     #[error("process {pid} keeps slot {slot} for this machine already: one keeper a machine is enough")]
-    KeptAlready {
-        /// The slot.
-        slot: u16,
-        /// The process.
-        pid: u32,
-    },
+    KeptAlready { slot: u16, pid: u32 },
     /// The pool's own error.
     #[error(transparent)]
     Pool(#[from] cxl_pool::Error),
-    /// The command cannot be run, or the operating system refused something.
     #[error("{what}: {source}")]
     Os {
         /// The call that failed.

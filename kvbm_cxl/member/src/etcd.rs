@@ -11,13 +11,11 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
-/// A lease of etcd.
 pub type LeaseId = i64;
 
 /// The slots that are leased, with the revision of each key.
 pub type Leased = BTreeMap<u16, (Holder, i64)>;
 
-/// One connection.
 #[derive(Clone)]
 pub struct Etcd {
     client: Client,
@@ -62,7 +60,6 @@ impl Etcd {
         Ok(())
     }
 
-    /// A new lease; without a sign of life for `ttl_s` seconds its keys go.
     pub async fn grant(&mut self, ttl_s: i64) -> Result<LeaseId> {
         let granted = within(self.timeout_ms, || format!("a lease of {ttl_s} s"), self.client.lease_grant(ttl_s, None)).await?;
         Ok(granted.id())
@@ -115,7 +112,6 @@ impl Etcd {
         Ok(within(self.timeout_ms, what, self.client.txn(transaction)).await?.succeeded())
     }
 
-    /// Takes the key of a slot away if it is this lease's.
     pub async fn unlease_slot(&mut self, keys: &Keys, slot: u16, lease: LeaseId) -> Result<()> {
         let key = keys.of(slot);
         let what = || format!("giving back slot {slot} at {key}");

@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 use cxl_pool::media::{Superblock, uuid_text};
 use serde::{Deserialize, Serialize};
 
-/// Who has a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// The machine, as the pool knows it: 32 hexadecimal digits.
@@ -15,12 +14,10 @@ pub struct Holder {
     /// The process that keeps the lease, and when it started in clock ticks since boot: they tell its successor on the same machine that it
     /// is gone.
     pub pid: u32,
-    /// See `pid`.
     pub start: u32,
 }
 
 impl Holder {
-    /// As it stands in etcd.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::Value { key: "(own)".into(), reason: error.to_string() })
     }
@@ -52,7 +49,6 @@ impl Keys {
         &self.folder
     }
 
-    /// The key of a slot.
     pub fn of(&self, slot: u16) -> String {
         format!("{}{slot}", self.folder)
     }
@@ -65,32 +61,4 @@ impl Keys {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_keys_of_slots_are_slots() {
-        let keys = Keys { folder: "kvbm-cxl/ab/slots/".into() };
-        assert_eq!(keys.slot(&keys.of(63)), Some(63));
-        for key in [
-            "kvbm-cxl/ab/slots/",
-            "kvbm-cxl/ab/slots/x",
-            "kvbm-cxl/ab/slots/01",
-            "kvbm-cxl/ab/slots/65536",
-            "other/1",
-            "kvbm-cxl/ac/slots/1",
-        ] {
-            assert_eq!(keys.slot(key), None, "{key}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_holder_is_an_error_that_names_the_key() {
-        let holder = Holder { machine: "0f".repeat(16), incarnation: 7, pid: 1, start: 2 };
-        assert_eq!(Holder::from_json("k", holder.to_json().unwrap().as_bytes()).unwrap(), holder);
-        for value in [&b""[..], b"{}", b"\xff\xfe", b"{\"machine\": 1}", b"[1"] {
-            let error = Holder::from_json("some/key", value).unwrap_err().to_string();
-            assert!(error.contains("some/key"), "{error}");
-        }
-    }
-}
+mod tests;

@@ -135,7 +135,6 @@ impl Keeper {
         Ok(self.etcd.clone())
     }
 
-    /// Gives slot and lease back.
     pub async fn leave(mut self) -> Result<()> {
         self.etcd.revoke(self.lease).await
     }
@@ -146,7 +145,6 @@ impl Keeper {
         error
     }
 
-    /// The slot that is held.
     pub fn slot(&self) -> u16 {
         self.slot
     }
@@ -156,7 +154,6 @@ impl Keeper {
         self.lease
     }
 
-    /// Where the slots of this pool stand.
     pub fn keys(&self) -> &Keys {
         &self.keys
     }

@@ -3,13 +3,13 @@
 
 use crate::cpus::CpuSet;
 use crate::error::{ERROR_CLASSES, Error, Result};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
-pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -20,6 +20,22 @@ pub(crate) fn try_held<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
+}
+
+static FORKS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often this process was forked since this was first called. A child process must not act under its parent's identity.
+pub fn forks() -> usize {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler only adds to an atomic, which is safe after a fork. Without memory for it, forks stay unnoticed.
+        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+    });
+    FORKS.load(Ordering::Relaxed)
 }
 
 /// An error that repeats is logged again after this time.
@@ -83,14 +99,17 @@ impl FailedRounds {
 }
 
 /// A thread that does something again and again; dropping this ends it.
-pub(crate) struct Background {
+pub struct Background {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Background {
     /// Starts the thread `name`. Each `round` says how long to rest before the next, or `None` when there is no more to do. `what` names
-    /// the work in the error when no thread can start ([`Error::Os`]). The thread runs on `cpus`, where they are given.
+    /// the work in the error when no thread can start. The thread runs on `cpus`, where they are given.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when no thread starts, or its CPUs are refused.
     pub fn start(
         name: &str,
         what: &str,
@@ -138,31 +157,4 @@ impl Drop for Background {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failed_rounds_are_counted_by_class_and_the_last_is_kept() {
-        let rounds = FailedRounds::default();
-        assert_eq!((rounds.last(), rounds.counts().iter().sum::<u64>()), (None, 0));
-        rounds.record("a round", &Error::Closed);
-        let late = Error::Timeout { what: "a lock".into(), timeout_ms: 7 };
-        for _ in 0..2 * REMEMBERED {
-            rounds.record("another round", &late);
-        }
-        let counted: Vec<_> = ERROR_CLASSES.iter().zip(rounds.counts()).filter(|(_, count)| *count > 0).collect();
-        assert_eq!(counted, [(&"timeout", 2 * REMEMBERED as u64), (&"other", 1)]);
-        let last = FailedRound { what: "another round", class: "timeout", message: late.to_string() };
-        assert_eq!(rounds.last(), Some(last));
-        assert_eq!(held(&rounds.seen).logged.len(), 2, "one that repeats is logged once a minute");
-    }
-
-    #[test]
-    fn what_is_remembered_of_the_log_is_bounded() {
-        let rounds = FailedRounds::default();
-        for timeout_ms in 0..3 * REMEMBERED as u64 {
-            rounds.record("a round", &Error::Timeout { what: "a lock".into(), timeout_ms });
-        }
-        assert_eq!(held(&rounds.seen).logged.len(), REMEMBERED);
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ impl Error {
     pub fn class(&self) -> &'static str {
         match self {
             Error::DeviceLost { .. } | Error::Poisoned { .. } | Error::Gpu { .. } => "device",
-            Error::BadLine { .. } | Error::NotAPool { .. } => "damaged",
+            Error::BadLine { .. } | Error::NotAPool { .. } | Error::HasContent { .. } => "damaged",
             Error::Fenced { .. } => "fenced",
             Error::Timeout { .. } => "timeout",
             Error::Full { .. } => "full",
@@ -31,201 +31,108 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Everything that can go wrong. No variant ever means "the data may be wrong": doubt is an error or a miss.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum Error {
     /// A device stopped answering (SIGBUS BUS_ADRERR: unplugged, unbound, truncated file, full file system under a sparse one), or the
     /// memory that this machine's processes share did.
     #[error("device {} lost at pool offset {offset:#x} (+{len_bytes} bytes): {}", escaped(.device), escaped(.cause))]
-    DeviceLost {
-        /// Name of the device.
-        device: String,
-        /// Pool offset of the access.
-        offset: u64,
-        /// Length of the access.
-        len_bytes: u64,
-        /// Why, as far as is known, and the remedy.
-        cause: String,
-    },
+    DeviceLost { device: String, offset: u64, len_bytes: u64, cause: String },
     /// The memory itself is damaged (SIGBUS BUS_MCEERR_AR), or the range was marked bad before.
     #[error("poisoned memory at pool offset {offset:#x} (+{len_bytes} bytes): the 2 MiB range around it is marked bad")]
-    Poisoned {
-        /// Pool offset of the access.
-        offset: u64,
-        /// Length of the access.
-        len_bytes: u64,
-    },
+    Poisoned { offset: u64, len_bytes: u64 },
     /// An offset or length does not lie inside the pool or region.
     #[error("{what}: offset {offset:#x} (+{len_bytes} bytes) lies outside the {limit_bytes} bytes there are")]
-    OutOfRange {
-        /// The object of the access.
-        what: &'static str,
-        /// The offset asked for.
-        offset: u64,
-        /// The length asked for.
-        len_bytes: u64,
-        /// The size of that object.
-        limit_bytes: u64,
-    },
+    OutOfRange { what: &'static str, offset: u64, len_bytes: u64, limit_bytes: u64 },
     /// A metadata line does not verify. It is never read as empty.
     #[error("line {index} of region {region} is not valid ({reason}): run `cxlctl fsck`")]
-    BadLine {
-        /// The region's name.
-        region: &'static str,
-        /// Line number in the region.
-        index: u64,
-        /// Why it is invalid.
-        reason: &'static str,
-    },
+    BadLine { region: &'static str, index: u64, reason: &'static str },
     /// The pool or a device cannot be opened as it is.
     #[error("{}: {}", escaped(.device), escaped(.reason))]
-    NotAPool {
-        /// The device or file.
-        device: String,
-        /// Why, and what to do.
-        reason: String,
-    },
+    NotAPool { device: String, reason: String },
     /// The part of a device that was asked for cannot be a pool's.
     #[error("{}: {problem}", escaped(.device))]
-    Partition {
-        /// The device or file.
-        device: String,
-        /// Why, and what to do.
-        problem: PartitionProblem,
-    },
+    Partition { device: String, problem: PartitionProblem },
     /// A request that cannot be satisfied whatever the state of the pool.
     #[error("{}", escaped(.0))]
     Invalid(String),
     /// A GPU or its driver did not do what it was asked to.
     #[error("GPU {device}: {what}")]
-    Gpu {
-        /// Number of the GPU in CUDA.
-        device: u32,
-        /// The call, and the driver's name of its error.
-        what: String,
-    },
+    Gpu { device: u32, what: String },
     /// Ended early, as a caller asked for; what of it was done is not known.
     #[error("{}: cancelled", escaped(.0))]
     Cancelled(String),
     /// The operating system refused.
     #[error("{}: {source}", escaped(.what))]
-    Os {
-        /// The call, and its object.
-        what: String,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Os { what: String, source: std::io::Error },
     /// This host was fenced: its locks are gone and the outcome of a running commit is unknown. The service joins again by itself.
     #[error("host slot {slot} incarnation {incarnation} is fenced: the outcome of a running commit is unknown; retry after the re-join")]
-    Fenced {
-        /// The slot.
-        slot: u16,
-        /// The fenced incarnation.
-        incarnation: u32,
-    },
+    Fenced { slot: u16, incarnation: u32 },
     /// A deadline passed.
     #[error("{}: no answer within {timeout_ms} ms", escaped(.what))]
-    Timeout {
-        /// The event that the caller waited for.
-        what: String,
-        /// The deadline that passed.
-        timeout_ms: u64,
-    },
+    Timeout { what: String, timeout_ms: u64 },
     /// No slot was available.
     #[error(
         "slot {slot} is in use by another machine: leave the choice to the pool; `cxlctl hosts` tells which machine that is and whether \
          it lives, and two machines must not have one identity (CXL_MACHINE_ID)"
     )]
-    SlotInUse {
-        /// The slot asked for.
-        slot: u16,
-    },
+    SlotInUse { slot: u16 },
     /// Two machines, or two containers, use one identity.
     #[error(
         "another holder of this machine's identity ({machine}) is alive{}: give every machine, and every container with a state directory \
          of its own, another CXL_MACHINE_ID (node and role, say), or let both use one CXL_STATE_DIR in one PID namespace",
         .slot.map(|slot| format!(" and has taken slot {slot} from this one")).unwrap_or_default()
     )]
-    Twin {
-        /// The slot that the other one has taken from this host; `None` where this one has not joined.
-        slot: Option<u16>,
-        /// The identity of both.
-        machine: MachineId,
-    },
+    Twin { slot: Option<u16>, machine: MachineId },
     /// Nothing is left of a bounded resource.
     #[error("{what} is full ({limit}): {advice}")]
-    Full {
-        /// The full resource.
-        what: &'static str,
-        /// Its size.
-        limit: u64,
-        /// What to do.
-        advice: &'static str,
-    },
+    Full { what: &'static str, limit: u64, advice: &'static str },
     /// The name, lock or block is not there.
     #[error("{} not found", escaped(.0))]
     NotFound(String),
     /// The name exists already.
     #[error("{} exists already", escaped(.0))]
     Exists(String),
+    /// A format would destroy what a device holds.
+    #[error(
+        "{}: it holds {found} (at byte {offset:#x}): a format overwrites it only when that is forced (cxlctl format --force), and then it \
+         is lost", escaped(.device)
+    )]
+    HasContent {
+        /// The device or file.
+        device: String,
+        /// Where on its part that is seen, in bytes.
+        offset: u64,
+        /// What it is, as far as it is known.
+        found: String,
+    },
     /// Hosts use the pool that a format would overwrite.
     #[error(
         "hosts use this pool (the heartbeats of slots {slots:?} move): end their processes first, or evict them (cxlctl format --force \
          --evict-hosts)"
     )]
-    InUse {
-        /// Their slots.
-        slots: Vec<u16>,
-    },
-    /// A format would overwrite a part of a pool whose other devices were not found, so that its hosts cannot be seen.
+    InUse { slots: Vec<u16> },
+    /// A format would overwrite a part of a pool whose other devices were not found, or a pool that this program does not know, so that its
+    /// hosts cannot be seen.
     #[error(
         "{device}: it is a part of pool {pool}, whose hosts cannot be seen ({reason}): erase that pool first, by a name of all its devices \
-         (cxlctl erase), or evict its hosts unseen (cxlctl format --force --evict-hosts)"
+         and with the program that formatted it (cxlctl erase), or evict its hosts unseen (cxlctl format --force --evict-hosts)"
     )]
-    HostsUnseen {
-        /// The device.
-        device: String,
-        /// UUID of that pool.
-        pool: String,
-        /// What kept it from being opened.
-        reason: String,
-    },
+    HostsUnseen { device: String, pool: String, reason: String },
     /// The pool was formatted again, or its device swapped, under this handle.
     #[error("the pool was replaced under this handle (incarnation {was:#x}, now {now:#x}): close it and open it again")]
-    Replaced {
-        /// Incarnation at open.
-        was: u64,
-        /// Incarnation found now.
-        now: u64,
-    },
+    Replaced { was: u64, now: u64 },
     /// The other end of a connection, or of a call, is gone: its pending messages are lost.
     #[error("{peer} is gone ({reason}): what was not answered may or may not have arrived; connect again")]
-    PeerGone {
-        /// Who.
-        peer: String,
-        /// How this was noticed.
-        reason: &'static str,
-    },
+    PeerGone { peer: String, reason: &'static str },
     /// The other end closed the connection in good order, and everything that it had sent before was received.
     #[error("{peer} has closed the connection")]
-    PeerClosed {
-        /// Who.
-        peer: String,
-    },
+    PeerClosed { peer: String },
     /// A message that no ring of this size can take.
     #[error("a message of {len_bytes} bytes: at most {max_bytes} go through this connection")]
-    TooLarge {
-        /// Length of the message.
-        len_bytes: u64,
-        /// The largest length.
-        max_bytes: u64,
-    },
+    TooLarge { len_bytes: u64, max_bytes: u64 },
     /// A line that its writer sealed for this connection says what cannot be: a fault of the program at the other end.
     #[error("{peer} broke the protocol ({reason}): close this connection")]
-    Protocol {
-        /// Who wrote it.
-        peer: String,
-        /// What cannot be.
-        reason: &'static str,
-    },
+    Protocol { peer: String, reason: &'static str },
     /// The handle was closed, or the host has left the pool.
     #[error("this handle is closed")]
     Closed,
@@ -234,54 +141,25 @@ pub enum Error {
 /// Why a part of a device cannot be a pool's ([`Error::Partition`]). All numbers are bytes, offsets those on the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum PartitionProblem {
     /// Pools begin at multiples of a unit, which this offset is not.
     #[error("offset={offset} is not a multiple of {unit_bytes}, where pools begin on it: the next that is one is offset={next}")]
-    Unaligned {
-        /// The offset asked for.
-        offset: u64,
-        /// The device header's length, or the device's alignment where that is larger.
-        unit_bytes: u64,
-        /// The next right offset.
-        next: u64,
-    },
+    Unaligned { offset: u64, unit_bytes: u64, next: u64 },
     /// The device ends before the part begins.
     #[error("offset={offset} lies behind its end, it has {device_bytes} bytes: take a smaller offset, or make a file longer (fallocate)")]
-    BehindEnd {
-        /// The offset asked for.
-        offset: u64,
-        /// The device's length.
-        device_bytes: u64,
-    },
+    BehindEnd { offset: u64, device_bytes: u64 },
     /// The device ends before the part does.
     #[error(
         "size={size_bytes} were asked for at offset={offset}, where it has {left_bytes} bytes: give at most that, or leave the size out"
     )]
-    TooLong {
-        /// The offset asked for.
-        offset: u64,
-        /// The size asked for.
-        size_bytes: u64,
-        /// What the device has from there on.
-        left_bytes: u64,
-    },
+    TooLong { offset: u64, size_bytes: u64, left_bytes: u64 },
     /// Another pool lies on the same bytes.
     #[error(
         "{len_bytes} bytes at offset={offset} overlap the pool {uuid}, which has {pool_bytes} bytes at offset={pool_offset}: take others \
          (offset=, size=), or erase that pool first (cxlctl erase, its offset in --pool)"
     )]
-    Overlaps {
-        /// Where the part begins.
-        offset: u64,
-        /// Its length.
-        len_bytes: u64,
-        /// Where the other pool begins.
-        pool_offset: u64,
-        /// Its length on this device, or that of a device header where it cannot be read.
-        pool_bytes: u64,
-        /// Its UUID.
-        uuid: String,
-    },
+    Overlaps { offset: u64, len_bytes: u64, pool_offset: u64, pool_bytes: u64, uuid: String },
 }
 
 /// Text that came from a user, a file name or the pool, made safe to print: control characters, and those that are not seen or that turn
@@ -321,26 +199,4 @@ impl Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_be_seen_is_printed_as_an_escape() {
-        assert_eq!(escaped("/dev/shm/ähm 数"), "/dev/shm/ähm 数");
-        let name = "/dev/shm/a\u{202e}txt.\u{1b}[2J\n\u{200b}\u{2067}\u{feff}";
-        let safe = r"/dev/shm/a\u{202e}txt.\u{1b}[2J\n\u{200b}\u{2067}\u{feff}";
-        assert_eq!(escaped(name), safe);
-        assert_eq!(display_path(Path::new(name)), safe);
-        for error in [
-            Error::NotAPool { device: name.into(), reason: String::new() },
-            Error::Invalid(name.into()),
-            Error::NotFound(name.into()),
-            Error::Exists(name.into()),
-            Error::DeviceLost { device: name.into(), offset: 0, len_bytes: 1, cause: name.into() },
-            Error::Os { what: name.into(), source: std::io::ErrorKind::NotFound.into() },
-            Error::Timeout { what: name.into(), timeout_ms: 1 },
-        ] {
-            assert!(error.to_string().contains(safe) && !error.to_string().contains('\u{202e}'), "{error}");
-        }
-    }
-}
+mod tests;

@@ -18,7 +18,7 @@
 //! | `crc`, [`line`](mod@line) | checksums; publish and fetch of a 64-byte line, the two recipes that everything above is made of |
 //! | [`media`] | the on-media format: every line, its writer, its checks |
 //! | [`coherence`] | flushes, fences, non-temporal stores; one trait for the CPU, the emulator and the simulator |
-//! | [`limits`], `error`, [`fault`], [`background`], [`cpus`], `failure_detector`, `machine_id` | every bound; typed errors; the named rules and points that tests drop and strike; threads, and where they run; how long a host was silent; who a machine is |
+//! | [`limits`], `error`, [`fault`], [`background`], [`cpus`], `failure_detector`, `machine_id`, `named` | every bound; typed errors; the named rules and points that tests drop and strike; threads, and where they run; how long a host was silent; who a machine is; enumerations with names |
 //!
 //! # Example: a cache of KV blocks
 //!
@@ -51,6 +51,8 @@
 //! let (keys, values) = (vec![0x6b; 3000], vec![0x76; 3000]);
 //! cache.publish(model, key, None, &[&keys[..], &values[..]].concat())?;
 //!
+//! // A worker, on any host, asks how much of a prompt is there, and pulls it.
+//! assert_eq!(cache.lookup_chain(model, &[key, chain(Some(key), &[5], b"")])?.len(), 1);
 //! let mut block = vec![0; 6000];
 //! assert_eq!(cache.pull(model, key, &mut block)?, Pulled::Hit { len_bytes: 6000 }); // verified, or a miss
 //! assert!(block[..3000] == keys && block[3000..] == values);
@@ -135,13 +137,13 @@
 //! | variable | what it says | without it |
 //! |---|---|---|
 //! | `CXL_POOL` | devices of the pool ([`PoolSpec`](device::PoolSpec)): `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`; part of a device: `/dev/dax0.0,offset=64G,size=64G`; metadata on another device: `/dev/dax0.0,metadata=/dev/dax1.0` | required |
-//! | `CXL_MACHINE_ID` | identity of this machine: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
+//! | `CXL_MACHINE_ID` | identity of this machine: 32 hexadecimal digits, or any text, which is hashed, and which commands and metrics show. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path of a local directory where this machine's processes find each other | `/dev/shm/cxl-pool-UID` |
 //! | `CXL_SUSPECT_MS` | milliseconds of silence until a host is fenced; **equal on every host**. After a manager's machine died, lock grants resume within 1.5 times this value; waits without their own time-out last 3 times this value plus 5 s, at least 10 s | 1000 |
 //! | `CXL_POLL_US` | microseconds between looks for recalls and fences; may delay a contended lock by as much | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more ([`CopyConfig`](copy::CopyConfig)); `read_ahead=auto` (or 1 to 8 blocks) prefetches the next blocks from devices with flash | an accelerator if there is one, else the CPU |
-//! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` | where the process runs |
+//! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device`, a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` (docs/operating/cxlctl.md) | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool, from its beginning, is registered with the driver while a GPU is opened: `64G`; `0` = none. A copy registers the rest when it first needs it | all |
 //! | `CXL_CUDA_THREADS` | threads that register the pool with the driver, and that flush payload around the copies of a GPU | 4, at most half of the CPUs |
@@ -168,6 +170,7 @@ pub mod machine;
 mod machine_id;
 pub mod media;
 pub mod metrics;
+mod named;
 pub mod objects;
 pub mod platform;
 pub mod pool;

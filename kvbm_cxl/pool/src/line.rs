@@ -21,7 +21,7 @@ use crate::crc::{line_crc, whole_lines};
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{LINE_BYTES, TORN_RETRIES};
-use crate::media::{Layout, MediaLine};
+use crate::media::{Layout, MediaLine, Superblock};
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
@@ -59,6 +59,20 @@ impl Lines {
     /// Lines of format `incarnation` of the pool `uuid`, laid out as `layout` over `memory`.
     pub fn new(memory: Arc<dyn Coherence>, layout: Arc<Layout>, uuid: &[u8; 16], incarnation: u64) -> Self {
         Lines { memory, layout, crc_seed: crc_seed(uuid, incarnation) }
+    }
+
+    /// Lines of the pool of a superblock, whichever version made it.
+    pub fn of(memory: Arc<dyn Coherence>, superblock: &Superblock) -> Self {
+        let crc_seed = match superblock.is_seeded_by_incarnation() {
+            true => crc_seed(superblock.uuid(), superblock.incarnation()),
+            false => crc32c::crc32c(superblock.uuid()),
+        };
+        Lines { memory, layout: Arc::new(superblock.layout().clone()), crc_seed }
+    }
+
+    /// Where the checksums of every line begin.
+    pub fn crc_seed(&self) -> u32 {
+        self.crc_seed
     }
 
     /// The memory below.

@@ -33,6 +33,7 @@ const SLEEP_NS: (u64, u64) = (5_000, 50_000);
 /// This machine, as one process sees it, for one pool.
 pub struct Machine {
     id: MachineId,
+    name: String,
     process: ProcessId,
     state: State,
     /// The pool's files: where each was opened, its device and its number.
@@ -46,7 +47,8 @@ impl Machine {
     pub fn for_pool(uuid: &[u8; 16], faults: Arc<FaultMap>) -> Result<Machine> {
         let base = state::base_from_env()?;
         let id = identity::machine_id_in(&base)?;
-        Machine::new(id, State::open(&base, uuid, id)?.guarding(faults))
+        let machine = Machine::new(id, State::open(&base, uuid, id)?.guarding(faults))?;
+        Ok(Machine { name: identity::name(), ..machine })
     }
 
     /// A machine of a given identity and state directory.
@@ -58,7 +60,7 @@ impl Machine {
         let start = start_of(pid).ok_or_else(|| {
             Error::Invalid("/proc/self/stat cannot be read: /proc must be mounted, to tell running processes from dead ones".into())
         })?;
-        Ok(Machine { id, process: ProcessId { pid, start }, state, files: Vec::new(), presence: None })
+        Ok(Machine { id, name: String::new(), process: ProcessId { pid, start }, state, files: Vec::new(), presence: None })
     }
 
     /// Watches the files among these devices: a file that is removed or replaced is no longer the pool that others open by its name.
@@ -94,6 +96,10 @@ fn read_clock(clock: libc::clockid_t) -> u64 {
 impl Platform for Machine {
     fn machine(&self) -> MachineId {
         self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
     }
 
     fn process(&self) -> ProcessId {

@@ -54,6 +54,10 @@ pub type MachineLockGuard = Box<dyn Any + Send + Sync>;
 pub trait Platform: Send + Sync {
     /// This machine's identity.
     fn machine(&self) -> MachineId;
+    /// What people call this machine; empty = nothing is known.
+    fn name(&self) -> &str {
+        ""
+    }
     /// This process.
     fn process(&self) -> ProcessId;
     /// Whether a process of this machine still exists (a zombie that only waits to be reaped does not).

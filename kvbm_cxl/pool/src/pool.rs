@@ -2,6 +2,7 @@
 //! A pool as one process opens it: devices, superblock, layout and lines together.
 
 mod before;
+mod content;
 mod format;
 mod former;
 mod media;
@@ -9,11 +10,12 @@ mod neighbours;
 
 pub use former::FormerHosts;
 pub use media::{FORMAT_SAMPLES, HeaderContent, erase_superblocks, fetch_superblock, inspect_header, write_regions, write_superblocks};
+use media::{mark_format, unmark_format};
 pub use neighbours::{PoolOnDevice, pools_on, refuse_overlap};
 
 use crate::alloc;
 use crate::cache;
-use crate::coherence::{Coherence, CoherenceOptions, FaultMap, LineSum, MappedMemory, Mapping, over_mapping};
+use crate::coherence::{Coherence, CoherenceOptions, FaultMap, MappedMemory, Mapping, over_mapping};
 use crate::device::{Access, Device, DeviceInfo, DevicePart, PoolSpec, Sysfs, is_in_memory, map, map_ahead, map_header, mapping_limit};
 use crate::error::{Error, Result};
 use crate::host::{Hooks, Host, HostConfig};
@@ -112,6 +114,9 @@ impl Default for FormatOptions {
     }
 }
 
+/// Reads the superblock at an offset of a memory; the text names its device.
+type FetchSuperblock = fn(&dyn Coherence, u64, &str) -> Result<Superblock>;
+
 /// A pool that this process has mapped. Nothing runs and nothing is written until [`Pool::join`].
 pub struct Pool {
     superblock: Superblock,
@@ -131,18 +136,18 @@ impl Pool {
     /// # Errors
     /// [`Error::NotAPool`] when a device is not what the superblocks say, or one is missing; [`Error::Invalid`].
     pub fn open(spec: &PoolSpec, options: &OpenOptions) -> Result<Pool> {
-        Pool::open_parts(spec.parts(), options)
+        Pool::open_parts(spec.parts(), options, fetch_superblock)
     }
 
-    /// The same of parts that no one name may have.
-    fn open_parts(parts: impl IntoIterator<Item = DevicePart>, options: &OpenOptions) -> Result<Pool> {
+    /// The same of parts that no one name may have, with superblocks as `fetch` reads them.
+    fn open_parts(parts: impl IntoIterator<Item = DevicePart>, options: &OpenOptions, fetch: FetchSuperblock) -> Result<Pool> {
         let access = if options.read_only { Access::Read } else { Access::Write };
         let found = parts
             .into_iter()
             .map(|part| {
                 let device = part.open(access, &options.sysfs)?;
                 let header = over_mapping(map_header(&device)?, &CoherenceOptions::default())?;
-                let superblock = fetch_superblock(&*header.memory, 0, &device.info().label())?;
+                let superblock = fetch(&*header.memory, 0, &device.info().label())?;
                 Ok((device, superblock))
             })
             .collect::<Result<Vec<_>>>()?;
@@ -167,8 +172,8 @@ impl Pool {
     /// [`write_superblocks`] say what it writes, and in which order.
     ///
     /// # Errors
-    /// [`Error::NotAPool`] naming the content of a device, unless [`FormatOptions::force`]; [`Error::Partition`] where the part of a device
-    /// that the name gives is none, or overlaps another pool, which not even force allows; [`Error::InUse`] when hosts use a pool there,
+    /// [`Error::HasContent`] naming the content of a device, unless [`FormatOptions::force`]; [`Error::Partition`] where the part of a
+    /// device that the name gives is none, or overlaps another pool, which not even force allows; [`Error::InUse`] when hosts use a pool,
     /// and [`Error::HostsUnseen`] where that cannot be seen, unless [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts
     /// do not stop; [`Error::Invalid`] for numbers that do not fit. A file that was made for a format that fails is removed.
     pub fn format(spec: &PoolSpec, options: &FormatOptions) -> Result<Pool> {
@@ -187,10 +192,13 @@ impl Pool {
             refuse_overlap(&device, 0, geometry.metadata_bytes)?;
             devices.insert(0, device);
         }
+        if !options.force {
+            devices.iter().try_for_each(content::refuse_used)?;
+        }
         devices.iter().try_for_each(Device::reserve_holes)?;
         let connected = connect(map(&devices, &stripes, mapping_limit())?, options.coherence, options.memory)?;
         let memory = connected.memory.clone();
-        let before = Before::look(spec, &format::contents(&devices, &*memory, options)?, options)?;
+        let before = Before::look(spec, &format::contents(&devices, &*memory)?, options)?;
         let uuid = random_bytes()?;
         let superblock = Superblock::new(&SuperblockParts {
             uuid,
@@ -203,9 +211,11 @@ impl Pool {
 
         erase_superblocks(&*memory, devices.len())?;
         before.wait_until_stopped()?;
+        mark_format(&*memory, devices.iter().map(|device| device.info().len_bytes))?;
         let pool = Pool::over(connected, superblock, &devices, false, &options.sysfs)?;
         write_regions(&pool.lines)?;
         write_superblocks(&*memory, &pool.superblock)?;
+        unmark_format(&*memory, devices.len())?;
         made.keep();
         drop(turns);
         Ok(pool)
@@ -223,7 +233,7 @@ impl Pool {
 
     fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool, sysfs: &Sysfs) -> Result<Pool> {
         let MappedMemory { memory, faults, description } = connected;
-        let lines = Lines::new(memory, Arc::new(superblock.layout().clone()), superblock.uuid(), superblock.incarnation());
+        let lines = Lines::of(memory, &superblock);
         let file = devices.first().map(Device::file).transpose()?;
         let devices = devices.iter().map(|device| device.info().clone()).collect();
         Ok(Pool { superblock, devices, file, lines, faults, description, read_only, sysfs: sysfs.clone() })
@@ -429,80 +439,17 @@ fn read_only() -> Error {
 struct ReadOnly(Arc<dyn Coherence>);
 
 impl Coherence for ReadOnly {
-    fn len_bytes(&self) -> u64 {
-        self.0.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.0.load_line(offset)
-    }
+    crate::coherence::forward_coherence!(
+        0: len_bytes load_line flush_line fence_stores fence_all fence_loads flush_range prefetch_lines copy_out copy_out_streaming
+            store_streaming keeps_lines_whole sums_copies copy_out_summed check address device_address
+    );
 
     fn write_line(&self, _offset: u64, _line: &Line) -> Result<()> {
         Err(read_only())
     }
 
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.0.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.0.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.0.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.0.fence_loads();
-    }
-
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.0.flush_range(offset, len_bytes)
-    }
-
-    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
-        self.0.prefetch_lines(offsets)
-    }
-
     fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<()> {
         Err(read_only())
-    }
-
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.0.copy_out(offset, destination)
-    }
-
-    fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.0.copy_out_streaming(offset, destination)
-    }
-
-    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
-        self.0.store_streaming(source, destination);
-    }
-
-    fn keeps_lines_whole(&self) -> bool {
-        self.0.keeps_lines_whole()
-    }
-
-    fn sums_copies(&self) -> bool {
-        self.0.sums_copies()
-    }
-
-    fn copy_out_summed(&self, offset: u64, destination: &mut [u8], sum: &mut LineSum) -> Result<()> {
-        self.0.copy_out_summed(offset, destination, sum)
-    }
-
-    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.0.check(offset, len_bytes)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
-        self.0.address(offset, len_bytes)
-    }
-
-    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
-        self.0.device_address(offset, len_bytes)
     }
 }
 

@@ -19,7 +19,10 @@ use cxl_pool::copy::{
 };
 use cxl_pool::fault::drop_rule;
 use fake::{Fake, Kind};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// An engine that makes its copies without a rule.
 struct Without {
@@ -149,6 +152,88 @@ fn the_loss_of_a_step_of_the_threads_is_noticed() {
         assert!(is_noticed_by_threads(Some(rule)), "{rule}: nothing noticed its loss");
         // Small parts are flushed by the thread that asks.
         assert!(is_noticed(Some(rule), Kind::Engine, Checksum::Off, |_| {}), "{rule}: nothing noticed its loss");
+    }
+}
+
+/// Names the file of a pool; only set for the second process, which is the other host.
+const POOL: &str = "COPY_GPU_CHILD_POOL";
+
+/// Obeys its standard input, a line each: `write SEED` fills the pool, `read` prints the checksum of its bytes.
+#[test]
+fn child() {
+    let Ok(path) = std::env::var(POOL) else { return };
+    let (memory, cpu) = (scenes::host(Path::new(&path), PLATFORM), CpuEngine::new(CopyConfig::alone()));
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        if let Some(seed) = line.strip_prefix("write ") {
+            let bytes = scenes::pattern(seed.parse().unwrap(), scenes::POOL_BYTES as usize);
+            cpu.publish(&*memory, &WriteList::gather(0, [&bytes[..]]), Checksum::Off).unwrap();
+            println!("\nANSWER 0");
+        } else {
+            println!("\nANSWER {}", checksum_of(&scenes::content(&*memory)));
+        }
+    }
+}
+
+/// The other host, in a process of its own.
+struct Other {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Other {
+    fn start(path: &Path) -> Other {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["child", "--exact", "--nocapture", "--test-threads=1"]).env(POOL, path);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Other { process, lines }
+    }
+
+    fn ask(&mut self, what: &str) -> u64 {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{what}").unwrap();
+        let answer = self.lines.by_ref().find_map(|line| line.unwrap().strip_prefix("ANSWER ").map(|number| number.parse().unwrap()));
+        answer.expect("an answer of the other process")
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Whether a byte is wrong between two processes, in blocks that several threads flush in parts, when a rule is dropped in this one.
+fn is_noticed_by_a_process(rule: Option<&'static str>) -> bool {
+    let file = scenes::file();
+    let (fake, mut other, host) = (Fake::new(Kind::Engine), Other::start(file.path()), scenes::host(file.path(), PLATFORM));
+    let gpu = device::Gpu::open(fake.path(), 0);
+    let config = CudaConfig { part_bytes: 1 << 20, threads: 4, timeout_ms: 60_000, ..fake.config() };
+    let engine = Without { engine: CudaEngine::open(&config, 0, host.clone()).unwrap(), rule };
+    let block = scenes::Block { offset: 64, pieces: vec![(0, 3_000_000)] };
+    let range = 64..64 + block.len_bytes();
+    // What lies there before, and in this host's caches.
+    other.ask("write 1");
+    let mut model = scenes::pattern(1, scenes::POOL_BYTES as usize);
+    assert!(scenes::content(&*host) == model);
+    let memory = gpu.memory(&scenes::pattern(2, block.len_bytes()));
+    engine.publish(&*host, &block.write_list(&memory, scenes::on(0)), Checksum::Off).unwrap();
+    model[range.clone()].copy_from_slice(&memory.read());
+    let is_written = other.ask("read") == checksum_of(&model);
+    // This host's caches have lines that are old once the other one has written.
+    assert!(is_written || rule.is_some());
+    scenes::content(&*host);
+    other.ask("write 3");
+    engine.pull(&*host, &mut block.read_list(&memory, scenes::on(0)), Checksum::Off).unwrap();
+    !is_written || memory.read() != scenes::pattern(3, scenes::POOL_BYTES as usize)[range]
+}
+
+#[test]
+fn another_process_notices_the_loss_of_a_step_of_the_threads() {
+    assert!(!is_noticed_by_a_process(None));
+    for rule in ["copy.dma_thread_unfenced", "copy.dma_part_read_first", "copy.dma_end_unflushed"] {
+        assert!(is_noticed_by_a_process(Some(rule)), "{rule}: nothing noticed its loss");
     }
 }
 

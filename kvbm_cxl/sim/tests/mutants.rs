@@ -22,6 +22,10 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("alloc.adopt_on_fence", "alloc", Safety),
     ("alloc.claim_no_check", "alloc", Safety),
     ("alloc.no_claim_scan", "alloc", Safety),
+    ("bind.beside_damaged_rows", "b5_slot_beside_damaged_rows", Safety),
+    ("bind.number_was_stated", "b4_number_is_stated_dead_before_it_is_bound", Safety),
+    ("bind.proof_of_seat_is_lost", "b3_slot_of_a_dead_host_that_had_a_seat", Safety),
+    ("bind.silence_of_former_life", "b6_host_comes_back_after_its_silence", Safety),
     ("cache.adopt_frees_evicting", "c11_evicting_of_a_dead_host", Safety),
     ("cache.adopt_frees_writing", "c3_writing_of_a_zombie", Safety),
     ("cache.adopts_the_living", "c16_pinned_through_a_reaping", Safety),
@@ -102,6 +106,8 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("failover.seats_wait_in_turn", "failover", Safety),
     ("failover.silence_counts_anew", "failover", Safety),
     ("failover.silence_of_another_life", "failover_rejoined", Safety),
+    ("fence.row_not_published", "stall", Progress),
+    ("fence.row_not_remembered", "b2_fence_row_is_lost_with_its_writer", Safety),
     ("fence_row_of_granter_only", "zombie", Safety),
     ("fetch.no_flush", "order", Safety),
     ("fetch.no_full_fence", "order", Safety),
@@ -111,12 +117,13 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("heal.claim_ignores_tags", "damage", Safety),
     ("heal.claim_waits_for_join", "damage_of_claimed_seats", Progress),
     ("heal.claimed_seats_are_left", "damage_of_claimed_seats", Progress),
-    ("heal.epoch_is_noted_late", "damage_of_slot_seats", Safety),
+    ("heal.epoch_is_noted_late", "b1_lines_of_two_seats_are_lost_at_once", Safety),
     ("heal.open_seats_are_left", "damage_of_slot_seats", Progress),
     ("heal.row_forgets", "damage", Safety),
     ("heal.seat_forgets", "damage", Safety),
     ("heal.seats_claim_anew", "damage_of_claimed_seats", Progress),
     ("join.accept_without_check", "rebind", Safety),
+    ("join.any_departure_is_proof", "b7_owner_before_has_left", Safety),
     ("join.bind_to_machine_only", "rebind", Safety),
     ("join.no_local_lock", "join", Safety),
     ("join.no_prev_match", "rebind", Safety),
@@ -174,7 +181,7 @@ fn is_broken(breaks: Breaks, reason: &str) -> bool {
 fn hunt(mutant: &'static str) -> Option<(&'static str, u64, String)> {
     let rule = RULES.iter().find(|of| of.0 == mutant);
     let (soonest, breaks) = rule.map_or(("", Safety), |of| (of.1, of.2));
-    let mut all = [scenarios::ALL, scenarios::cache_cases::ALL].concat();
+    let mut all = [scenarios::ALL, scenarios::cache_cases::ALL, scenarios::seat_cases::ALL].concat();
     all.retain(|of| soonest.is_empty() || of.0 == soonest);
     let (mut begin, mut end) = (0, 64);
     while begin < MAX_SEEDS {

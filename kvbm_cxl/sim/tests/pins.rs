@@ -57,6 +57,26 @@ fn left_unpublished(rule: Option<&'static str>) -> usize {
     member.cache.pinned()
 }
 
+/// Pins that stay where the memory of the lines is lost between that of one block and that of another.
+fn left_of_earlier_rows(rule: Option<&'static str>) -> usize {
+    let count = 2 * CELLS_PER_PIN as u64;
+    let (_bench, member) = with_blocks(count);
+    let line = u64::from(member.host.slot()) * member.pool.layout().geometry().pin_lines();
+    let (offset, faults) = (member.pool.layout().line_offset(Region::Pin, line).unwrap(), member.pool.faults().clone());
+    let rows = Rc::new(Cell::new(0));
+    on_point(Some(Rc::new(move |name| {
+        if name == "cache.pin_counted" && rows.replace(rows.get() + 1) == 1 {
+            faults.mark_poisoned(offset).unwrap();
+        }
+    })));
+    drop_rule(rule);
+    let refused = member.cache.pin_chain(SPACE, &keys(0..count)).is_err();
+    drop_rule(None);
+    on_point(None);
+    assert!(refused, "all lines were published");
+    member.cache.pinned()
+}
+
 /// Pins that stay of blocks that went between the lookup and the pin, of a chain of three.
 fn left_of_what_went(rule: Option<&'static str>) -> usize {
     let (_bench, member) = with_blocks(3);
@@ -77,14 +97,15 @@ fn left_of_what_went(rule: Option<&'static str>) -> usize {
 
 #[test]
 fn nothing_of_a_failed_pin_stays() {
-    assert_eq!((left_unpublished(None), left_of_what_went(None)), (0, 0));
+    assert_eq!((left_unpublished(None), left_of_what_went(None), left_of_earlier_rows(None)), (0, 0, 0));
+    assert!(left_of_earlier_rows(Some("pins.earlier_rows_stay")) > 0);
     assert!(left_unpublished(Some("pins.unpublished_row_stays")) > 0);
     assert!(left_of_what_went(Some("pins.misses_stay")) > 0);
 }
 
 #[test]
 fn every_rule_of_pins_is_tried_here() {
-    let tried = ["pins.misses_stay", "pins.unpublished_row_stays"];
+    let tried = ["pins.earlier_rows_stay", "pins.misses_stay", "pins.unpublished_row_stays"];
     let mut found = names::of_pool().expect("the pool's sources").mutants;
     found.retain(|name| name.starts_with("pins."));
     assert_eq!(found, tried);

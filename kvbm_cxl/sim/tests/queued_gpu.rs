@@ -89,6 +89,7 @@ fn the_loss_of_an_order_is_noticed() {
             "stream.callers_work_unrecorded",
             "stream.callers_work_unawaited",
             "stream.caller_goes_on",
+            "stream.part_read_first",
             "stream.committed_early",
             "copy.dma_unawaited",
         ] {

@@ -11,16 +11,8 @@ const MAX_SEEDS: u64 = 256;
 const SEEDS: u64 = 40;
 /// Points of a put and of a get, in their order.
 const POINTS: &[&str] = &[
-    "cache.reserve",
-    "cache.may_write",
-    "cache.filled",
-    "cache.commit",
-    "cache.ready",
-    "cache.pin",
-    "cache.pin_confirmed",
-    "cache.copying",
-    "cache.copied",
-    "cache.fetched_again",
+    "cache.reserve", "cache.may_write", "cache.filled", "cache.commit", "cache.ready", "cache.pin", "cache.pin_confirmed", "cache.copying",
+    "cache.copied", "cache.fetched_again",
 ];
 /// Every rule that can be dropped, and the choreographies that each notice it.
 const RULES: &[(&str, &[&str])] = &[

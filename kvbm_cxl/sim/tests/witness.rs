@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hosts whose end the kernel certifies, on simulated machines with containers.
+//! Choreographies of hosts: those whose end the kernel certifies, on simulated machines with containers; and those of bindings, seats and
+//! fences, whose mutants are in mutants.rs.
 
-use cxl_sim::scenarios::witness_cases;
+use cxl_sim::scenarios::{seat_cases, witness_cases};
 use cxl_sim::{explore, mutation_table, names};
 
 #[test]
 fn every_choreography_holds_and_is_played_to_its_end() {
-    for &(name, scenario) in witness_cases::ALL {
-        let summary = explore(name, 60, scenario);
-        let played = summary.points.get(witness_cases::PLAYED).copied().unwrap_or(0);
-        assert_eq!(played, summary.runs, "{name}");
+    for (cases, end, seeds) in [(witness_cases::ALL, witness_cases::PLAYED, 60), (seat_cases::ALL, seat_cases::PLAYED, 8)] {
+        for &(name, scenario) in cases {
+            let summary = explore(name, seeds, scenario);
+            let played = summary.points.get(end).copied().unwrap_or(0);
+            assert_eq!(played, summary.runs, "{name}");
+        }
     }
 }
 

@@ -90,7 +90,6 @@ impl CxlBlocks {
         self.inner.own
     }
 
-    /// Begins to watch the blocks that are there for every rank.
     pub(crate) fn watch(&self) -> Result<Watch> {
         let others = self.inner.namespaces.iter().copied().filter(|namespace| *namespace != self.inner.own);
         Ok(self.inner.blocks.cache().watch(self.inner.own, self.inner.shape.block_bytes() as u64, &others.collect::<Vec<_>>())?)
@@ -101,13 +100,11 @@ impl CxlBlocks {
         Ok(watch.look(self.inner.blocks.cache())?)
     }
 
-    /// The cache that they are in.
     #[cfg(feature = "router")]
     pub(crate) fn cache(&self) -> &Cache {
         self.inner.blocks.cache()
     }
 
-    /// Bytes of a block.
     #[cfg(feature = "router")]
     pub(crate) fn block_bytes(&self) -> usize {
         self.inner.shape.block_bytes()
@@ -119,7 +116,6 @@ impl CxlBlocks {
         self.inner.namespaces[0]
     }
 
-    /// Tokens of a block.
     #[cfg(feature = "router")]
     pub(crate) fn block_tokens(&self) -> usize {
         self.inner.shape.block_tokens()

@@ -7,26 +7,7 @@ use cxl_pool::metrics::{MissReason, RefusalReason};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Makes an enumeration with a name for each variant.
-macro_rules! named {
-    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$of])* $variant,)* }
-
-        impl $name {
-            /// All of them.
-            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
-
-            /// As metrics and logs name it.
-            pub fn name(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
-            }
-        }
-    };
-}
-
-named!(
+cxl_pool::named_enum!(
     /// The kind of a request.
     Operation {
         /// Whether a block is there.
@@ -38,7 +19,7 @@ named!(
     }
 );
 
-named!(
+cxl_pool::named_enum!(
     /// What became of one block.
     Outcome {
         /// It was there, was stored, or was copied and verified.
@@ -167,29 +148,4 @@ impl Counts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn counts_are_kept_apart_and_rendered() {
-        let counts = Counts::default();
-        counts.count(Operation::Put, &[Outcome::Done, Outcome::NoRoom, Outcome::Done]);
-        counts.count(Operation::Get, &[Outcome::Dropped]);
-        assert_eq!((counts.of(Operation::Put, Outcome::Done), counts.all(Operation::Put), counts.all(Operation::Has)), (2, 3, 0));
-        let text = counts.render();
-        assert!(text.contains("kvbm_cxl_tier_blocks_total{operation=\"put\",outcome=\"no_room\"} 1\n"), "{text}");
-        assert!(text.contains("{operation=\"get\",outcome=\"dropped\"} 1\n") && !text.contains("\"has\""), "{text}");
-        let names: HashSet<_> = Outcome::ALL.iter().map(|outcome| outcome.name()).collect();
-        assert_eq!(names.len(), Outcome::ALL.len());
-    }
-
-    #[test]
-    fn only_what_is_there_is_ok() {
-        let ok: Vec<_> = Outcome::ALL.iter().filter(|outcome| outcome.is_ok()).collect();
-        assert_eq!(ok, [&Outcome::Done, &Outcome::Exists]);
-        assert_eq!(Outcome::of(&Answer::Missed(MissReason::Writing)), Outcome::Absent);
-        assert_eq!(Outcome::of(&Answer::Missed(MissReason::FencedDuring)), Outcome::OwnerGone);
-        assert_eq!(Outcome::of(&Answer::Refused(RefusalReason::Busy)), Outcome::Busy);
-    }
-}
+mod tests;

@@ -7,53 +7,29 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why the tier cannot be used as it was asked to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the text of an error says what its fields are")]
 pub enum Error {
     /// An environment variable has a value that cannot be used.
     #[error("{name} is {value:?}: {expected}")]
-    Variable {
-        /// Its name.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// What it has to be.
-        expected: &'static str,
-    },
+    Variable { name: &'static str, value: String, expected: &'static str },
     /// A name or number of the builder cannot be used.
     #[error("{field}: {reason}")]
-    Field {
-        /// Which one.
-        field: &'static str,
-        /// Why it is invalid, and the remedy.
-        reason: String,
-    },
+    Field { field: &'static str, reason: String },
     /// The pool has no cells in which a block fits.
     #[error(
         "a block of {block_bytes} bytes does not fit the largest cell of the pool, {cell_bytes} bytes: \
          format the pool with larger cells (`cxlctl format --cells`), or use smaller blocks"
     )]
-    CellTooSmall {
-        /// Bytes of a block.
-        block_bytes: u64,
-        /// Bytes of the largest cell.
-        cell_bytes: u64,
-    },
+    CellTooSmall { block_bytes: u64, cell_bytes: u64 },
     /// The pool has no cells for descriptions of blocks.
     #[error(
         "the pool has no cells smaller than those of {block_bytes} bytes, and a description would take one of them: \
          format the pool with two sizes (`cxlctl format --cells {block_bytes}:75% --cells 64:1%`)"
     )]
-    NoSmallCells {
-        /// Bytes of the cells of blocks.
-        block_bytes: u64,
-    },
+    NoSmallCells { block_bytes: u64 },
     /// The system gave no memory.
     #[error("no {len_bytes} bytes of host memory: {source}")]
-    Memory {
-        /// The requested length.
-        len_bytes: usize,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Memory { len_bytes: usize, source: std::io::Error },
     /// The pool.
     #[error("pool: {0}")]
     Pool(#[from] cxl_pool::Error),

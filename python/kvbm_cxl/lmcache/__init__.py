@@ -9,6 +9,8 @@ used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .. import versions
+
 if TYPE_CHECKING:
     from .plugin import CxlStorageBackend
     from .server import CxlL2Adapter, CxlL2AdapterConfig
@@ -20,4 +22,5 @@ _MODULES = {"CxlL2Adapter": ".server", "CxlL2AdapterConfig": ".server", "CxlStor
 def __getattr__(name: str):
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    versions.check_imported("lmcache")
     return getattr(import_module(_MODULES[name], __name__), name)

@@ -7,6 +7,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .. import versions
+
 if TYPE_CHECKING:
     from .storage import CxlHiCache
 
@@ -16,4 +18,5 @@ __all__ = ["CxlHiCache"]
 def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    versions.check_imported("sglang")
     return getattr(import_module(".storage", __name__), name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's KV cache, once vLLM has made it: the places of its blocks, their namespaces, and the movers that copy them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,7 @@ class Attacher:
         if len(devices_of) != 1:
             raise GeometryError(f"the KV cache lies on several devices: {sorted(map(str, devices_of))}")
         if pool := self.access.pool:
+            self._warn_of_large_cells({group.cell_bytes for group in groups if group}, pool.cell_bytes)
             # Now, before the engine has requests to answer. The scheduler's process copies no blocks.
             pool.map_ahead()
         device = devices_of.pop()
@@ -180,6 +181,23 @@ class Attacher:
                 f"a block of this model takes {block_bytes} bytes, the cells of pool {self.config.pool} have {cells or 'none'}: "
                 f"format it with cells that hold it (`cxlctl format --cells {-(-block_bytes // 65536) * 64}K:75%`), "
                 "or give vLLM a smaller --block-size"
+            )
+
+    def _warn_of_large_cells(self, blocks: Collection[int], cells: Collection[int]) -> None:
+        """Logs which blocks fill less than half of the cells that they get, and the size that cells should have. `blocks`: bytes of those
+        of each group. `cells`: bytes of the pool's cells."""
+        taken = {size: min((cell for cell in cells if cell >= size), default=size) for size in blocks}
+        wasted = {size: cell for size, cell in taken.items() if 2 * size < cell}
+        if wasted:
+            logger.warning(
+                "CxlConnector: blocks of %s bytes take cells of %s bytes of pool %s: %d %% of these cells stays unused. "
+                "Format the pool with cells of %d bytes (`cxlctl format --cells %d:SHARE`)",
+                sorted(wasted),
+                sorted(set(wasted.values())),
+                self.config.pool,
+                100 - 100 * max(wasted) // wasted[max(wasted)],
+                max(wasted),
+                -(-max(wasted) // 64) * 64,
             )
 
 

@@ -131,7 +131,7 @@ def scratch_of(tensors: Sequence[tuple[str, torch.Tensor]], block_count: int) ->
     """Memory for one block: for each tensor one of the same dimensions, in the same order in memory."""
     found = []
     for name, tensor in tensors:
-        order = sorted(range(1, tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+        order = sorted(range(1, tensor.dim()), key=lambda dim: -tensor.stride(dim))
         sizes = [tensor.shape[0] // block_count, *(tensor.shape[dim] for dim in order)]
         memory = torch.zeros(sizes, dtype=tensor.dtype, device=tensor.device)
         found.append((name, memory.permute([0, *(1 + order.index(dim) for dim in range(1, tensor.dim()))])))
@@ -168,10 +168,10 @@ class Audit:
     _seen: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def of_batch(self, group: GroupAudit | None, blocks: Blocks, is_wanted: bool) -> Callable[[PublishBatch, list[str]], None] | None:
-        """What compares those of the blocks that their request computed in full, once they are published; None where there are none."""
+    def of_batch(self, group: GroupAudit | None, blocks: Blocks, is_wanted: bool) -> Callable[[PublishBatch, list[str]], None]:
+        """What compares those of the blocks that their request computed in full, once they are published."""
         computed = frozenset(blocks.keys[blocks.found : len(blocks.keys) - (blocks.tail_tokens > 0)])
-        return partial(self.look, group, computed, is_wanted) if computed else None
+        return partial(self.look, group, computed, is_wanted)
 
     def look(self, group: GroupAudit | None, computed: frozenset[bytes], is_wanted: bool, batch: PublishBatch, outcomes: list[str]) -> None:
         """Compares some of the blocks that were `computed` and are in the pool. `is_wanted`: their request is computed for the audit."""

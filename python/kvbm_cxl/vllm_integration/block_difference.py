@@ -120,14 +120,13 @@ class LayerRows:
     def distances(self, here: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         """The relative distances of a block, `[tokens, 2]`, or `[1, 1]` where it is one vector."""
         pages = here.shape[0]
-        width = max(2 * self.page_tokens, 1)
-        rows = self.rows[None] + width * torch.arange(pages, device=here.device).view(-1, *[1] * (here.dim() - 1))
-        rows = (rows if self.page_tokens else torch.zeros_like(rows)).reshape(-1)
+        width = 2 * self.page_tokens
+        rows = (self.rows[None] + width * torch.arange(pages, device=here.device).view(-1, *[1] * (here.dim() - 1))).reshape(-1)
         here, there = here.to(torch.float32).reshape(-1), there.to(torch.float32).reshape(-1)
         usable = torch.isfinite(here) & torch.isfinite(there)
         broken = ~usable & ~((here == there) | (here.isnan() & there.isnan()))
         here, there = here.where(usable, 0), there.where(usable, 0)
-        count = pages * width if self.page_tokens else 1
+        count = pages * width or 1
 
         def sum_rows(values: torch.Tensor) -> torch.Tensor:
             total = torch.zeros(count, dtype=torch.float32, device=values.device)

@@ -14,8 +14,8 @@ class ConnectorConfig(PoolOptions):
     who: ClassVar[str] = "CxlConnector"
 
     audit: bool = True
-    """Compare a share of the pool's blocks with this engine's own computation. For that the engine computes some requests that the pool
-    could serve, including the first one after a start."""
+    """Compare a share of the pool's blocks with this engine's own computation. The engine then computes some requests that the pool could
+    serve, including the first one after a start."""
     workers: int = number(2, 1, 64)
     """Copy threads for each direction."""
     max_inflight_bytes: int = number(256 << 20, 1)
@@ -27,35 +27,30 @@ class ConnectorConfig(PoolOptions):
     publish_generated: bool = True
     """With role kv_both: also publish blocks of generated tokens, for the next turn of a conversation."""
     window_every_tokens: int = number(1024, 1)
-    """With sliding windows: also publish the window at multiples of this many tokens of a prompt. Smaller: the second prompt with a
-    beginning may find it; larger: fewer blocks."""
+    """With sliding windows: also publish the window at multiples of this many tokens of a prompt. A larger number takes fewer blocks."""
     stored_tp: int = number(0, 0)
-    """Store blocks as an engine with this tensor parallelism does. Engines whose tensor parallelism divides it share blocks. 0: the
-    engine's own. Set the largest value, alike in all engines."""
+    """Store blocks as an engine with this tensor parallelism: the largest of all engines. 0: the engine's own."""
     stored_block_tokens: int = number(0, 0)
-    """Store blocks of this many tokens. Engines whose `--block-size` is a multiple share blocks. 0: the engine's own. Set the smallest
-    value, alike in all engines."""
+    """Store blocks of this many tokens: the smallest `--block-size` of all engines. 0: the engine's own."""
     publish_behind: bool = True
-    """Prefill answers a transfer request as soon as the pool has reserved cells, and copies during the next steps; decode waits for these
-    blocks. False: prefill answers when all blocks are in the pool."""
+    """Prefill answers a transfer request as soon as the pool has reserved cells; decode waits for these blocks. False: prefill answers when
+    all blocks are in the pool."""
     events: bool = True
     """If vLLM publishes KV events (`--kv-events-config`), also publish those of the pool's blocks, of all engines."""
     events_medium: str = "EXTERNAL"
     """Medium name in these events. Routers weigh hits by it: Dynamo's treats EXTERNAL like DISK."""
     model_id: str = ""
-    """Name of the weights in the pool. Default: a digest of all bytes of their files. Workers share blocks only under one name; use a new
-    name for each version. Configuration and engine settings count in any case."""
+    """Name of the weights in the pool; use a new one for each version. Default: a digest of all bytes of their files."""
     tenant_salt: str = ""
     """Secret that separates this engine's blocks from those of others with the same model."""
     record_dir: str = ""
-    """Folder for a record of requests, as salted ids of blocks without prompts: for `cxlctl record` and `cxl-plan`. Default: no record."""
+    """Folder for a record of requests, as salted ids of blocks without prompts: for `cxlctl record`. Default: no record."""
     record_salt: str = ""
     """Secret that the recorded ids depend on. Use one on all hosts whose records are merged."""
     record_max_bytes: int = number(1 << 30, 1024)
     """Longest record of an engine. Further entries are dropped and counted."""
     l2: str = ""
-    """Second level for blocks that are about to be evicted: a local or shared folder, `nixl+posix://FOLDER` for access by NIXL, or a URL of
-    fsspec. They come back when a prompt begins with them. Default: they are dropped."""
+    """Second level for blocks that are about to be evicted: a folder, `nixl+posix://FOLDER` for access by NIXL, or a URL of fsspec."""
     l2_max_bytes: int = number(0, 0)
     """Size limit of the second level. Beyond it the least recently used blocks are deleted."""
     l2_wait_ms: int = number(1000, 0)

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CxlConnector`: the hooks of vLLM's connector interface, each handed to the side that it belongs to."""
 
+from .. import versions
+
+versions.check_imported("vllm")  # Before imports that another version may lack.
+
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,11 @@ from .stats import CxlPromMetrics, CxlStats, Tally
 from .weights import worker_of_this_call
 from .worker import WorkerSide
 
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # vLLM 0.31 and 0.32 do not split hits by source.
+    CacheHitSource = None
+
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
@@ -44,6 +53,9 @@ if TYPE_CHECKING:
 
 class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     """A prefix cache in CXL shared memory, and the hand-over from prefill to decode by way of it."""
+
+    # vLLM 0.33 counts hits by source: the pool is memory of the host.
+    _cache_hit_source = CacheHitSource and CacheHitSource.HOST
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -124,6 +136,10 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         self._worker.attach(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        """Sleep mode of vLLM 0.33. Nothing is registered again on waking: the KV cache keeps its addresses."""
+        self._worker.end_copies()
 
     def get_handshake_metadata(self) -> WorkerHandshake | None:
         return self._worker.handshake()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of vLLM 0.31 that do not shape the bytes of a block, each under its reason.
+"""Settings of vLLM 0.31 to 0.33 that do not shape the bytes of a block, each under its reason.
 
 Whatever is not listed here counts: a field that a later vLLM adds separates engines that differ in it until it is entered. A test walks all
 fields and environment variables of the installed vLLM, and fails for one that is neither here nor in its own list of those that do shape
@@ -25,7 +25,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "word_embeddings_untied_by_checkpoint",
         "CacheConfig": "block_size user_specified_block_size _block_size_resolved kv_cache_layout prefix_caching_hash_algo "
         "mamba_block_size user_specified_mamba_block_size mamba_page_size_padded skip_page_size_padded mamba_cache_mode "
-        "effective_attention_block_size is_attention_free",
+        "effective_attention_block_size is_attention_free hash_block_size cache_hit_alignment_tokens",
         "ParallelConfig": "pipeline_parallel_size tensor_parallel_size is_moe_model",
         "SchedulerConfig": "runner_type is_multimodal_model disable_hybrid_kv_cache_manager",
         "LoadConfig": "load_format model_loader_extra_config",
@@ -53,10 +53,11 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "ModelConfig": "spec_target_max_model_len renderer_num_workers",
         "CacheConfig": "prefix_match_unit gpu_memory_utilization num_gpu_blocks_override enable_prefix_caching "
         "prefix_cache_retention_interval enable_mamba_shared_prefix_checkpoint num_gpu_blocks num_cpu_blocks kv_cache_size_tokens "
-        "kv_cache_max_concurrency kv_cache_memory_bytes kv_offloading_size kv_offloading_backend",
+        "kv_cache_max_concurrency kv_cache_memory_bytes kv_offloading_size kv_offloading_backend "
+        "simple_cpu_offload_num_blocks",
         "ParallelConfig": "dp_sync_interval enable_elastic_ep elastic_ep_max_dp_size enable_dbo ubatch_size dbo_decode_token_threshold "
         "dbo_prefill_token_threshold disable_nccl_for_dp_synchronization distributed_timeout_seconds cpu_distributed_timeout_seconds "
-        "max_parallel_loading_workers enable_fault_tolerance fault_tolerance_config",
+        "max_parallel_loading_workers enable_fault_tolerance fault_tolerance_config enable_shm_tensor_arena",
         "SchedulerConfig": "max_num_batched_tokens max_num_scheduled_tokens max_num_seqs max_num_active_seqs long_prefill_token_threshold "
         "long_prefill_token_threshold_adaptive max_num_queued_reqs max_num_queued_tokens enable_chunked_prefill "
         "max_num_encoder_input_tokens encoder_cache_size policy disable_chunked_mm_input scheduler_cls scheduler_reserve_full_isl "
@@ -68,7 +69,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "MultiModalConfig": "limit_per_prompt enable_mm_embeds allow_missing_mm_embeddings mm_processor_cache_gb mm_processor_cache_type "
         "mm_shm_cache_max_object_size_mb skip_mm_profiling mm_tensor_ipc mm_ipc_gpu_memory_gb",
         "CompilationConfig": "cudagraph_num_of_warmups compilation_time encoder_compilation_time",
-        "KernelConfig": "enable_flashinfer_autotune enable_cutedsl_warmup enable_jit_warmup",
+        "KernelConfig": "enable_flashinfer_autotune enable_cutedsl_warmup enable_jit_warmup enable_rocm_segmented_attn_autotune",
     },
     _AFTER: {
         "VllmConfig": "structured_outputs_config reasoning_config watermark_config aux_output_config",
@@ -77,16 +78,18 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "ParallelConfig": "enable_batch_sharded_sampling",
         "LoRAConfig": "max_lora_cls_labels",
         "SpeculativeConfig": "use_local_argmax_reduction rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length "
-        "enable_adaptive_verification draft_sample_method dspark_draft_topk",
+        "enable_adaptive_verification draft_sample_method dspark_draft_topk draft_lm_head_quantization "
+        "xpress_topc fly_window_size fly_entropy_threshold fly_entropy_top_k",
     },
     _ROUNDING: {
         "VllmConfig": "optimization_level performance_mode",
         "ModelConfig": "enforce_eager disable_cascade_attn",
         "ParallelConfig": "enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config expert_placement_strategy "
-        "all2all_backend disable_custom_all_reduce",
+        "all2all_backend disable_custom_all_reduce enable_hc_sp",
         "AttentionConfig": "minimax_m3_msa_decode_backend flash_attn_version flash_attn_max_num_splits_for_cuda_graph "
         "tq_max_kv_splits_for_cuda_graph mla_prefill_backend sparse_mla_force_mqa flex_attn_block_m flex_attn_block_n "
-        "flex_attn_q_block_size flex_attn_kv_block_size",
+        "flex_attn_q_block_size flex_attn_kv_block_size sparse_mla_prefill_workspace_factor tokenspeed_mla_min_split_kv "
+        "indexer_tp_shard_min_rows minimax_m3_indexer_cp",
         "MambaConfig": "backend ssu_algorithm",
         "KernelConfig": "ir_op_priority sparse_indexer_topk_backend",
         "LoRAConfig": "fully_sharded_loras specialize_active_lora",
@@ -95,18 +98,19 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "CompilationConfig": "mode backend custom_ops ir_enable_torch_wrap splitting_ops compile_mm_encoder cudagraph_mm_encoder "
         "encoder_cudagraph_token_budgets encoder_cudagraph_max_vision_items_per_batch encoder_cudagraph_max_frames_per_batch "
         "compile_sizes compile_ranges_endpoints inductor_compile_config cudagraph_mode cudagraph_capture_sizes cudagraph_copy_inputs "
+        "cudagraph_decoder_replay decoder_replay_cudagraph_capture_sizes decoder_replay_trim_threshold "
         "cudagraph_specialize_lora use_inductor_graph_partition pass_config max_cudagraph_capture_size dynamic_shapes_config "
         "fast_moe_cold_start enabled_custom_ops disabled_custom_ops",
     },
     _MEMORY: {
         "VllmConfig": "offload_config engram_config",
         "ModelConfig": "enable_sleep_mode sleep_preserve_parameter_names sleep_mode_backend enable_nccl_comm_suspend "
-        "enable_cumem_allocator allow_deprecated_quantization",
+        "enable_cumem_allocator allow_deprecated_quantization sleep_mode_offload_cudagraph",
         "LoadConfig": "download_dir safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size device "
         "pt_load_map_location",
     },
     _WATCHING: {
-        "VllmConfig": "observability_config logging_config profiler_config",
+        "VllmConfig": "observability_config logging_config profiler_config watchdog_config",
         "LoadConfig": "use_tqdm_on_load",
         "MultiModalConfig": "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin",
         "CompilationConfig": "debug_dump_path cache_dir compile_cache_save_format local_cache_dir traced_files static_forward_context "
@@ -115,6 +119,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     _REFUSED: {
         "ParallelConfig": "prefill_context_parallel_size decode_context_parallel_size dcp_kv_cache_interleave_size dcp_comm_backend "
         "dcp_q_replicate cp_kv_cache_interleave_size _allow_auto_resolve_cp_interleave_size",
+        "SpeculativeConfig": "disable_lookahead_block_hashes",
     },
 }
 """By reason, then by configuration class."""
@@ -140,7 +145,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_LORA_RESOLVER_CACHE_DIR VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_MEDIA_CONNECTOR VLLM_TPU_USING_PATHWAYS VLLM_USE_RUST_FRONTEND "
     "VLLM_USE_RUST_BENCH VLLM_RUST_FRONTEND_PATH",
     _TEXT: "VLLM_USE_FASTOKENS VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS "
-    "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_SYSTEM_START_DATE VLLM_ENABLE_COHERE_API",
+    "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_SYSTEM_START_DATE VLLM_ENABLE_COHERE_API VLLM_CHAT_TEMPLATE_FUEL "
+    "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT",
     _WHEN: "VLLM_ENGINE_ITERATION_TIMEOUT_S VLLM_ENGINE_READY_TIMEOUT_S VLLM_CPU_KVCACHE_SPACE VLLM_XPU_PP_MICROBATCH "
     "VLLM_IMAGE_FETCH_TIMEOUT VLLM_VIDEO_FETCH_TIMEOUT VLLM_AUDIO_FETCH_TIMEOUT VLLM_MEDIA_CACHE VLLM_MEDIA_CACHE_MAX_SIZE_MB "
     "VLLM_MEDIA_CACHE_TTL_HOURS VLLM_MEDIA_FETCH_MAX_RETRIES VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB VLLM_MEDIA_URL_ALLOW_REDIRECTS "
@@ -156,10 +162,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES VLLM_GC_DEBUG VLLM_USE_SPINLOOP_EXT "
     "VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_DISABLE_COMPILE_CACHE VLLM_COMPILE_CACHE_SAVE_FORMAT VLLM_FORCE_AOT_LOAD "
     "VLLM_XLA_CHECK_RECOMPILATION VLLM_ENABLE_CUDAGRAPH_GC VLLM_HAS_FLASHINFER_CUBIN VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE "
-    "VLLM_RINGBUFFER_WARNING_INTERVAL",
+    "VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_HTTP_MAX_REQUEST_BODY_SIZE VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES "
+    "VLLM_MAX_MEDIA_REQUEST_DOWNLOAD_SIZE_MB VLLM_P2P_HANDSHAKE_TIMEOUT_S VLLM_P2P_IDLE_TIMEOUT_S VLLM_P2P_MAX_PEERS",
     _AFTER: "VLLM_USE_FLASHINFER_SAMPLER VLLM_V1_USE_OUTLINES_CACHE VLLM_XGRAMMAR_CACHE_MB VLLM_REGEX_COMPILATION_TIMEOUT_S "
     "VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS VLLM_ENFORCE_STRICT_TOOL_CALLING VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY "
-    "VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RAISE_ON_LOGIT_NANS VLLM_XPU_USE_SAMPLER_KERNEL",
+    "VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RAISE_ON_LOGIT_NANS VLLM_XPU_USE_SAMPLER_KERNEL VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT",
     _ROUNDING: "VLLM_BATCH_INVARIANT VLLM_REPLICATE_EMBED VLLM_TRITON_USE_TD VLLM_USE_STANDALONE_COMPILE VLLM_ENABLE_PREGRAD_PASSES "
     "VLLM_USE_BREAKABLE_CUDAGRAPH VLLM_USE_AOT_COMPILE VLLM_USE_BYTECODE_HOOK VLLM_USE_MEGA_AOT_ARTIFACT VLLM_CPU_ATTN_SPLIT_KV "
     "VLLM_DISTRIBUTED_USE_SPLIT_GROUP VLLM_XLA_USE_SPMD VLLM_TRITON_FORCE_FIRST_CONFIG VLLM_SKIP_P2P_CHECK VLLM_DISABLE_PYNCCL "
@@ -170,14 +177,15 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ENABLE_INDUCTOR_MAX_AUTOTUNE VLLM_ENABLE_INDUCTOR_COORDINATE_DESCENT_TUNING VLLM_USE_NCCL_SYMM_MEM "
     "VLLM_DISABLE_SHARED_EXPERTS_STREAM VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD "
     "VLLM_LORA_DISABLE_PDL VLLM_LORA_ENABLE_DUAL_STREAM VLLM_MOE_SKIP_PADDING VLLM_KIMI_K3_SHARD_SP_SHARED_EXPERT "
-    "VLLM_KIMI_K3_AUX_ATTN_RES_STREAM VLLM_KIMI_K3_GEMM_AR VLLM_ENABLE_GEMM_RS VLLM_ROCM_USE_AITER_CUSTOM_AR",
+    "VLLM_KIMI_K3_AUX_ATTN_RES_STREAM VLLM_KIMI_K3_GEMM_AR VLLM_ENABLE_GEMM_RS VLLM_ROCM_USE_AITER_CUSTOM_AR "
+    "VLLM_COHERE2_ATTN_MOE_DUAL_STREAM_TOKEN_THRESHOLD VLLM_STEP5_SHARD_SP_SHARED_EXPERT",
     _MEMORY: "VLLM_FASTSAFETENSORS_QUEUE_SIZE VLLM_ZENTORCH_WEIGHT_PREPACK VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY "
     "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_WSL2_ENABLE_PIN_MEMORY",
     _WATCHING: "VLLM_GPU_SYNC_CHECK VLLM_PATTERN_MATCH_DEBUG VLLM_DEBUG_DUMP_PATH VLLM_DEBUG_LOG_API_SERVER_RESPONSE "
     "VLLM_USAGE_STATS_SERVER VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE VLLM_CONFIGURE_LOGGING VLLM_LOGGING_CONFIG_PATH "
     "VLLM_LOGGING_LEVEL VLLM_LOGGING_STREAM VLLM_LOGGING_PREFIX VLLM_LOGGING_COLOR NO_COLOR FORCE_COLOR VLLM_LOG_STATS_INTERVAL "
     "VLLM_TRACE_FUNCTION VLLM_LOG_BATCHSIZE_INTERVAL VLLM_CUSTOM_SCOPES_FOR_PROFILING VLLM_NVTX_SCOPES_FOR_PROFILING "
-    "VLLM_DEBUG_WORKSPACE VLLM_LOG_MODEL_INSPECTION VLLM_DEBUG_MFU_METRICS VLLM_DISABLE_LOG_LOGO",
+    "VLLM_DEBUG_WORKSPACE VLLM_LOG_MODEL_INSPECTION VLLM_DEBUG_MFU_METRICS VLLM_DISABLE_LOG_LOGO VLLM_REQUEST_BODY_LOG_LEVEL",
     _REFUSED: "VLLM_DCP_Q_REPLICATE VLLM_ROCM_AITER_MLA_DCP_VERIFY VLLM_USE_DIRECT_DCP_A2A VLLM_USE_DIRECT_DCP_Q_GATHER "
     "VLLM_USE_DIRECT_DCP_KV_GATHER",
 }

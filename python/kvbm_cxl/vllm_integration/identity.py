@@ -55,7 +55,6 @@ def _group_fields(
     whole = kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
     spec = cut_spec(whole, len(shards.numbers), group.slices, vllm_config.cache_config.cache_dtype)
     layers = specs_of(spec)
-    tp_size = vllm_config.parallel_config.tensor_parallel_size
     return {
         "revision": vllm_config.model_config.revision or "",
         "dtype": f"{_dtypes(layers[0])}/{vllm_config.cache_config.cache_dtype}",
@@ -73,7 +72,7 @@ def _group_fields(
             "spec": type(spec).__name__,
             "page_bytes": str(spec.page_size_bytes),
             "layers": digest("\n".join(group.layer_names)),
-            "loaded": loading(vllm_config, of_ranks=tp_size if shards.count != tp_size else 0),
+            "loaded": loading(vllm_config),
             "backend": attention_backend(vllm_config, group.layer_names),
             **_more(group, layers),
             **_draft(vllm_config, config, group),
@@ -123,13 +122,11 @@ def layer_number(name: str) -> int:
     return next((int(word) for word in name.split(".") if word.isdigit()), 0)
 
 
-def loading(vllm_config: "VllmConfig", of_ranks: int = 0) -> str:
-    """How the weights came to be, where that is not from the model's files. `of_ranks`: engines of other tensor parallelism may have the
-    namespace, too, if their weights are the same."""
-    load_format = str(vllm_config.load_config.load_format)
+def loading(vllm_config: "VllmConfig") -> str:
+    """How the weights came to be, where that is not from the model's files."""
     # Weights that are made up depend on the seed, and each rank makes its own.
-    made_up = f"dummy/{vllm_config.model_config.seed}" + (f"/{of_ranks} ranks" if of_ranks else "")
-    how = made_up if load_format == "dummy" else "files"
+    made_up = f"dummy/{vllm_config.model_config.seed}/{vllm_config.parallel_config.tensor_parallel_size} ranks"
+    how = made_up if str(vllm_config.load_config.load_format) == "dummy" else "files"
     # An adapter for the quantized weights, for one, is named there.
     more = getattr(vllm_config.load_config, "model_loader_extra_config", None)
     return f"{how}/{digest(text_or_random('--model-loader-extra-config', partial(config_text, more)))}" if more else how
@@ -148,7 +145,7 @@ def side_files_digest(model: "ModelConfig") -> str:
     Empty where there are none at hand. config.json is left out: what of it is used is in the model's configuration.
     """
     folder = place_of(model)
-    if folder is None or not folder.is_dir():
+    if folder is None:
         return ""
     total, found = hashlib.sha256(), {path for pattern in _SIDE_FILES for path in folder.glob(pattern)}
     for path in sorted(found):

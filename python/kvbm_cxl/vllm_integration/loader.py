@@ -116,6 +116,12 @@ class Loads:
             for load in (*self._loads.values(), *self._done):
                 load.is_void = True
 
+    def end_all(self) -> None:
+        """`fail_all`, and waits until no load writes to memory of the engine. Each job has its own time limit."""
+        self.fail_all()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._loads)
+
     def take_done(self, wait_s: float = 0.0) -> list[Load]:
         """Loads that ended since the last call. Waits up to `wait_s` for one if there is none but some are under way. Raises the
         `CopyTimeout` of a job: memory of the engine may still be written to."""

@@ -133,6 +133,8 @@ class SchedulerSide:
         if self.saving.reads_blocks:
             orders.taken = taken_blocks(output, orders.loads, self.shape)
         self.tally.gauge("pinned_blocks", self.lookups.pinned)
+        if pool := self.access.pool:
+            self.tally.gauge("pool_info", 1, pool.uuid)
         return orders
 
     def report(self, output: "KVConnectorOutput") -> None:

@@ -60,9 +60,11 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "Errors of the connector's background threads, by kind; the log has each.",
     ),
 }
-GAUGES = {
-    "pinned_blocks": "Blocks that loads of this engine hold in the pool.",
-    "isolated": "1 after a block of the pool differed from this engine's own: it shares no block until it restarts.",
+# name -> (labels, documentation)
+GAUGES: dict[str, tuple[tuple[str, ...], str]] = {
+    "pinned_blocks": ((), "Blocks that loads of this engine hold in the pool."),
+    "isolated": ((), "1 after a block of the pool differed from this engine's own: it shares no block until it restarts."),
+    "pool_info": (("pool",), "Always 1; the label is the UUID of the pool that the engine uses."),
 }
 TIMES = {
     "lookup_seconds": "Duration of a request's lookup.",
@@ -78,7 +80,7 @@ _BUCKETS = tuple(base * scale for scale in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1) for
 
 @dataclass
 class CxlStats(KVConnectorStats):
-    """Counts since the last time: `counters` by "name/label value", `gauges`, and `times` as lists of seconds."""
+    """Counts since the last time: `counters` and `gauges` by "name/label value", and `times` as lists of seconds."""
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -123,9 +125,9 @@ class Tally:
                 key = f"{name}/{label}"
                 counters[key] = counters.get(key, 0) + value
 
-    def gauge(self, name: str, value: int | float) -> None:
+    def gauge(self, name: str, value: int | float, label: str = "") -> None:
         with self._lock:
-            self._stats.data["gauges"][name] = value
+            self._stats.data["gauges"][f"{name}/{label}" if label else name] = value
 
     def time(self, name: str, seconds: float) -> None:
         with self._lock:
@@ -151,8 +153,8 @@ class CxlPromMetrics(KVConnectorPromMetrics):
             for name, (label, _, text) in COUNTERS.items()
         }
         self._gauges = {
-            name: gauge(name=PREFIX + name, documentation=text, labelnames=labelnames, multiprocess_mode="mostrecent")
-            for name, text in GAUGES.items()
+            name: gauge(name=PREFIX + name, documentation=text, labelnames=[*labelnames, *labels], multiprocess_mode="mostrecent")
+            for name, (labels, text) in GAUGES.items()
         }
         self._times = {
             name: histogram(name=PREFIX + name, documentation=text, buckets=_BUCKETS, labelnames=labelnames)
@@ -170,9 +172,10 @@ class CxlPromMetrics(KVConnectorPromMetrics):
             name, _, label = key.partition("/")
             if metric := self._counters.get(name):
                 metric.labels(*engine, label).inc(value)
-        for name, value in transfer_stats_data["gauges"].items():
+        for key, value in transfer_stats_data["gauges"].items():
+            name, *labels = key.split("/", 1)
             if metric := self._gauges.get(name):
-                metric.labels(*engine).set(value)
+                metric.labels(*engine, *labels).set(value)
         for name, seconds in transfer_stats_data["times"].items():
             if metric := self._times.get(name):
                 bound = metric.labels(*engine)

@@ -9,6 +9,10 @@ the index in the pool, which takes a microsecond and no lock. The pool evicts by
 can be opened again.
 """
 
+from .. import versions
+
+versions.check_imported("vllm")  # Before imports that another version may lack.
+
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from time import perf_counter

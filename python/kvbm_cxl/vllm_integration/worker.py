@@ -77,6 +77,11 @@ class WorkerSide:
         audits = attachment.audit is not None and any(group.audit for group in attachment.own)
         return WorkerHandshake(namespaces, attachment.own[0].cell_bytes, self.weights.look(), audits, attachment.facts)
 
+    def end_copies(self) -> None:
+        """Before vLLM takes the memory of its KV cache away, which it maps at the same addresses later. Raises `CopyTimeout`."""
+        self.loader.loads.end_all()
+        self.saver.saves.wait_all()
+
     # Each step, in this order
 
     def before_overwrite(self, orders: StepMetadata) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts before a worker loads its model: reading the weight files, and noting weights that vLLM packs while it loads them.
+"""Starts before a worker loads its model: reading the weight files, noting weights that vLLM packs while it loads them, and AMX on CPUs.
 
 vLLM makes a connector when the model is loaded, and has no hook for one before that. So the start of every worker is watched, and nothing
 is done for an engine that does not use the pool.
@@ -43,8 +43,17 @@ def begin(vllm_config: "VllmConfig") -> None:
 
     if current_platform.is_cpu():
         weights.watch_packing()
+        _ask_for_amx()
     if not vllm_config.kv_transfer_config.get_from_extra_config("model_id", ""):
         model_files.begin(vllm_config)
+
+
+def _ask_for_amx() -> None:
+    """vLLM 0.31 to 0.33 use AMX in attention on CPUs without asking the kernel, which then ends the process (SIGILL). Where a prompt is
+    computed, oneDNN asks; a worker that pulls the prompt never runs that code."""
+    import torch
+
+    torch.cpu._init_amx()
 
 
 def uses_pool(vllm_config: "VllmConfig") -> bool:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Blocks.
 
-use super::writable;
+use super::args::Out;
 use crate::handle;
 use crate::pool::check_flags;
 use crate::status::{Failure, Outcome, Status, catch_failure, status_of};
@@ -50,17 +50,9 @@ pub extern "C" fn shfree(ptr: *mut c_void) {
     cxl_shm_free(ptr);
 }
 
-/// # Safety
-/// `ptr` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_alloc(pool: *mut CxlPool, size: usize, flags: u32, ptr: *mut *mut c_void) -> c_int {
-    status_of(|| {
-        writable(ptr, "address")?;
-        let block = allocate(pool, size, flags)?;
-        // SAFETY: not null, so writable.
-        unsafe { ptr.write(block) };
-        Ok(())
-    })
+pub extern "C" fn cxl_shm_alloc(pool: *mut CxlPool, size: usize, flags: u32, ptr: Out<*mut c_void>) -> c_int {
+    status_of(|| ptr.fill("address", || allocate(pool, size, flags)))
 }
 
 #[unsafe(no_mangle)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Flushing, publishing, copying: the steps of the coherence layer with their fences, on ranges that lie in the blocks of a pool.
 
+use super::args::{In, Out};
 use crate::copies;
 use crate::handle;
 use crate::status::{Failure, Outcome, status_of};
@@ -8,6 +9,8 @@ use cxl_pool::coherence::Coherence;
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Line;
 use std::ffi::{c_int, c_void};
+
+const MEMORY: &str = "ordinary memory";
 
 /// Runs `work` on the memory that a range lies in, with the pool offset of its first byte.
 fn on_range(address: *const c_void, size: usize, work: impl FnOnce(&dyn Coherence, u64) -> Outcome<()>) -> Outcome<()> {
@@ -23,15 +26,11 @@ fn flush(address: *const c_void, size: usize) -> Outcome<()> {
     })
 }
 
-fn check_line(line: *const c_void, bytes: *const c_void) -> Outcome<()> {
-    if !line.addr().is_multiple_of(LINE_BYTES) {
-        return Err(Failure::invalid(format!("{line:p} is not the start of a line of {LINE_BYTES} bytes")));
+fn check_line(line: *const c_void) -> Outcome<()> {
+    if line.addr().is_multiple_of(LINE_BYTES) {
+        return Ok(());
     }
-    not_null(bytes)
-}
-
-fn not_null(ordinary: *const c_void) -> Outcome<()> {
-    if ordinary.is_null() { Err(Failure::invalid("the pointer to ordinary memory is NULL")) } else { Ok(()) }
+    Err(Failure::invalid(format!("{line:p} is not the start of a line of {LINE_BYTES} bytes")))
 }
 
 #[unsafe(no_mangle)]
@@ -50,14 +49,12 @@ pub extern "C" fn cxl_shm_invalidate(addr: *const c_void, size: usize) -> c_int 
     status_of(|| flush(addr, size))
 }
 
-/// # Safety
-/// `bytes` is null or has [`LINE_BYTES`] readable bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_publish_line(line: *mut c_void, bytes: *const c_void) -> c_int {
+pub extern "C" fn cxl_shm_publish_line(line: *mut c_void, bytes: In<c_void>) -> c_int {
     status_of(|| {
-        check_line(line, bytes)?;
-        // SAFETY: not null, so that many bytes; an array of bytes needs no alignment.
-        let content = Line(unsafe { bytes.cast::<[u8; LINE_BYTES]>().read() });
+        check_line(line)?;
+        bytes.check(MEMORY)?;
+        let content = Line(bytes.bytes(LINE_BYTES, MEMORY)?.try_into().map_err(|_| Failure::invalid("a line has 64 bytes"))?);
         on_range(line, LINE_BYTES, |memory, offset| {
             memory.write_line(offset, &content)?;
             memory.fence_stores();
@@ -66,48 +63,40 @@ pub unsafe extern "C" fn cxl_shm_publish_line(line: *mut c_void, bytes: *const c
     })
 }
 
-/// # Safety
-/// `bytes` is null or has [`LINE_BYTES`] writable bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_fetch_line(line: *const c_void, bytes: *mut c_void) -> c_int {
+pub extern "C" fn cxl_shm_fetch_line(line: *const c_void, bytes: Out<c_void>) -> c_int {
     status_of(|| {
-        check_line(line, bytes)?;
+        check_line(line)?;
+        bytes.check(MEMORY)?;
         on_range(line, LINE_BYTES, |memory, offset| {
             memory.flush_line(offset)?;
             memory.fence_all();
             let content = memory.load_line(offset)?;
             memory.fence_loads();
-            // SAFETY: not null, so that many bytes; an array of bytes needs no alignment.
-            unsafe { bytes.cast::<[u8; LINE_BYTES]>().write(content.0) };
+            bytes.write_bytes(LINE_BYTES, &content.0);
             Ok(())
         })
     })
 }
 
-/// # Safety
-/// `source` is null or has `size` readable bytes that no thread writes meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_copy_in(destination: *mut c_void, source: *const c_void, size: usize) -> c_int {
+pub extern "C" fn cxl_shm_copy_in(destination: *mut c_void, source: In<c_void>, size: usize) -> c_int {
     status_of(|| {
-        not_null(source)?;
+        source.check(MEMORY)?;
         on_range(destination, size, |memory, offset| {
-            // SAFETY: not null, so `size` readable bytes; a range in the pool is no larger than isize::MAX.
-            memory.copy_in(offset, unsafe { std::slice::from_raw_parts(source.cast::<u8>(), size) })?;
+            memory.copy_in(offset, source.bytes(size, MEMORY)?)?;
             memory.fence_stores();
             Ok(())
         })
     })
 }
 
-/// # Safety
-/// `destination` is null or has `size` writable bytes that no other thread uses meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_copy_out(destination: *mut c_void, source: *const c_void, size: usize) -> c_int {
+pub extern "C" fn cxl_shm_copy_out(mut destination: Out<c_void>, source: *const c_void, size: usize) -> c_int {
     status_of(|| {
-        not_null(destination)?;
+        destination.check(MEMORY)?;
         handle::with_address(source.addr(), size, |pool, offset| {
-            // SAFETY: not null, so `size` writable bytes; a range in the pool is no larger than isize::MAX.
-            let destination = unsafe { std::slice::from_raw_parts_mut(destination.cast::<u8>(), size) };
+            let destination = destination.bytes(size, MEMORY)?;
             copies::copy_out(&**pool.pool().lines().memory(), || pool.copy_engine(), offset, destination)
         })
     })

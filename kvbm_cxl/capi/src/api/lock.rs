@@ -1,33 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Locks.
 
-use super::writable;
+use super::args::Out;
 use crate::handle;
 use crate::status::{Failure, Outcome, Status, status_of};
-use crate::types::{self, CxlLock, CxlPool, LockInfo, TIMEOUT_DEFAULT};
+use crate::types::{CxlLock, CxlPool, LockInfo, TIMEOUT_DEFAULT};
 use cxl_pool::lock_table;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// # Safety
-/// `lock` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_allocate_lock(lock: *mut CxlLock) -> c_int {
-    // SAFETY: as demanded of the caller.
-    unsafe { cxl_shm_allocate_lock_ex(null_mut(), TIMEOUT_DEFAULT, lock) }
+pub extern "C" fn cxl_shm_allocate_lock(lock: Out<CxlLock>) -> c_int {
+    cxl_shm_allocate_lock_ex(null_mut(), TIMEOUT_DEFAULT, lock)
 }
 
-/// # Safety
-/// `lock` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_allocate_lock_ex(pool: *mut CxlPool, timeout_ms: u64, lock: *mut CxlLock) -> c_int {
-    status_of(|| {
-        writable(lock, "lock")?;
-        let allocated = handle::with(pool, |pool| pool.as_member(|member| member.new_lock(pool.timeout_ms(timeout_ms))))?;
-        // SAFETY: not null, so writable.
-        unsafe { lock.write(allocated) };
-        Ok(())
-    })
+pub extern "C" fn cxl_shm_allocate_lock_ex(pool: *mut CxlPool, timeout_ms: u64, lock: Out<CxlLock>) -> c_int {
+    let allocate = || handle::with(pool, |pool| pool.as_member(|member| member.new_lock(pool.timeout_ms(timeout_ms))));
+    status_of(|| lock.fill("lock", allocate))
 }
 
 #[unsafe(no_mangle)]
@@ -51,22 +41,14 @@ pub extern "C" fn cxl_shm_free_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeou
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_acquire_lock(lock: CxlLock) -> c_int {
-    status_of(|| acquire(null_mut(), lock, TIMEOUT_DEFAULT, false).map(|_| ()))
+    status_of(|| acquire(null_mut(), lock, TIMEOUT_DEFAULT, false).map(drop))
 }
 
-/// # Safety
-/// `info` is null or a writable structure of its `struct_size`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_acquire_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64, info: *mut LockInfo) -> c_int {
-    status_of(|| {
-        if info.is_null() {
-            return acquire(pool, lock, timeout_ms, false).map(|_| ());
-        }
-        // SAFETY: as demanded of the caller.
-        unsafe { types::check_writable(info.cast_const()) }?;
-        let found = acquire(pool, lock, timeout_ms, true)?;
-        // SAFETY: checked above.
-        unsafe { types::write(info, &found) }
+pub extern "C" fn cxl_shm_acquire_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64, info: Out<LockInfo>) -> c_int {
+    status_of(|| match info.is_null() {
+        true => acquire(pool, lock, timeout_ms, false).map(drop),
+        false => info.fill_structure(|| acquire(pool, lock, timeout_ms, true)),
     })
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named objects, offsets and addresses.
 
-use super::{c_bytes, writable};
+use super::args::{In, Out};
 use crate::handle;
 use crate::pool::check_flags;
 use crate::status::{Failure, Outcome, Status, catch_failure, status_of};
@@ -12,20 +12,15 @@ use std::ptr::null_mut;
 
 const KEY: &str = "key";
 
-/// # Safety
-/// `key` is null or a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_put(key: *const c_char, ptr: *mut c_void) -> c_int {
-    // SAFETY: as demanded of the caller.
-    unsafe { cxl_shm_put_ex(null_mut(), key, ptr, 0, 0, TIMEOUT_DEFAULT) }
+pub extern "C" fn cxl_shm_put(key: In<c_char>, ptr: *mut c_void) -> c_int {
+    cxl_shm_put_ex(null_mut(), key, ptr, 0, 0, TIMEOUT_DEFAULT)
 }
 
-/// # Safety
-/// `key` is null or a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_put_ex(
+pub extern "C" fn cxl_shm_put_ex(
     pool: *mut CxlPool,
-    key: *const c_char,
+    key: In<c_char>,
     ptr: *mut c_void,
     len_bytes: u64,
     flags: u32,
@@ -33,8 +28,7 @@ pub unsafe extern "C" fn cxl_shm_put_ex(
 ) -> c_int {
     status_of(|| {
         check_flags(flags, PUT_REPLACE)?;
-        // SAFETY: as demanded of the caller.
-        let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let name = key.text(MAX_OBJECT_NAME_BYTES, KEY)?;
         let len = usize::try_from(len_bytes).map_err(|_| Failure::invalid(format!("{len_bytes} bytes are too many")))?;
         handle::with(pool, |pool| {
             let Some(offset) = pool.offset_of(ptr.addr()) else {
@@ -50,60 +44,43 @@ pub unsafe extern "C" fn cxl_shm_put_ex(
     })
 }
 
-/// # Safety
-/// `key` is null or a C string; `ptr` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_get(key: *const c_char, ptr: *mut *mut c_void) -> c_int {
-    // SAFETY: as demanded of the caller.
-    unsafe { cxl_shm_get_ex(null_mut(), key, ptr, null_mut(), TIMEOUT_DEFAULT) }
+pub extern "C" fn cxl_shm_get(key: In<c_char>, ptr: Out<*mut c_void>) -> c_int {
+    cxl_shm_get_ex(null_mut(), key, ptr, Out::NONE, TIMEOUT_DEFAULT)
 }
 
-/// # Safety
-/// `key` is null or a C string; `ptr` and `len_bytes` are null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_get_ex(
+pub extern "C" fn cxl_shm_get_ex(
     pool: *mut CxlPool,
-    key: *const c_char,
-    ptr: *mut *mut c_void,
-    len_bytes: *mut u64,
+    key: In<c_char>,
+    ptr: Out<*mut c_void>,
+    len_bytes: Out<u64>,
     timeout_ms: u64,
 ) -> c_int {
     status_of(|| {
-        writable(ptr, "address")?;
-        // SAFETY: as demanded of the caller.
-        let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        ptr.check("address")?;
+        let name = key.text(MAX_OBJECT_NAME_BYTES, KEY)?;
         let (address, len) = handle::with(pool, |pool| {
             let object = pool.as_member(|member| Ok(member.objects.get(name, pool.timeout_ms(timeout_ms))?))?;
             // The pool's content is checked again here: the address is about to be used.
             pool.check_range(object.offset, object.len_bytes as usize)?;
             Ok((pool.pointer(object.offset), object.len_bytes))
         })?;
-        // SAFETY: not null, so writable; the same for the length.
-        unsafe {
-            ptr.write(address);
-            if !len_bytes.is_null() {
-                len_bytes.write(len);
-            }
-        }
+        ptr.set(address);
+        len_bytes.set(len);
         Ok(())
     })
 }
 
-/// # Safety
-/// `key` is null or a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_destroy(key: *const c_char) -> c_int {
-    // SAFETY: as demanded of the caller.
-    unsafe { cxl_shm_destroy_ex(null_mut(), key, TIMEOUT_DEFAULT) }
+pub extern "C" fn cxl_shm_destroy(key: In<c_char>) -> c_int {
+    cxl_shm_destroy_ex(null_mut(), key, TIMEOUT_DEFAULT)
 }
 
-/// # Safety
-/// `key` is null or a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_destroy_ex(pool: *mut CxlPool, key: *const c_char, timeout_ms: u64) -> c_int {
+pub extern "C" fn cxl_shm_destroy_ex(pool: *mut CxlPool, key: In<c_char>, timeout_ms: u64) -> c_int {
     status_of(|| {
-        // SAFETY: as demanded of the caller.
-        let name = unsafe { c_bytes(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let name = key.text(MAX_OBJECT_NAME_BYTES, KEY)?;
         handle::with(pool, |pool| pool.as_member(|member| Ok(member.objects.destroy(name, pool.timeout_ms(timeout_ms))?)))
     })
 }
@@ -124,17 +101,9 @@ pub extern "C" fn cxl_shm_get_ptr(offset: ShmPtr) -> *mut c_void {
     catch_failure(|| range(null_mut(), offset, 1)).unwrap_or(null_mut())
 }
 
-/// # Safety
-/// `ptr` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_get_range(pool: *mut CxlPool, offset: ShmPtr, len_bytes: usize, ptr: *mut *mut c_void) -> c_int {
-    status_of(|| {
-        writable(ptr, "address")?;
-        let address = range(pool, offset, len_bytes)?;
-        // SAFETY: not null, so writable.
-        unsafe { ptr.write(address) };
-        Ok(())
-    })
+pub extern "C" fn cxl_shm_get_range(pool: *mut CxlPool, offset: ShmPtr, len_bytes: usize, ptr: Out<*mut c_void>) -> c_int {
+    status_of(|| ptr.fill("address", || range(pool, offset, len_bytes)))
 }
 
 fn range(pool: *mut CxlPool, offset: u64, len_bytes: usize) -> Outcome<*mut c_void> {

@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Opening, joining, formatting, and facts about an open pool.
 
-use super::{spec, writable};
+use super::args::{In, Out};
 use crate::handle;
 use crate::pool;
 use crate::status::{Failure, status_of};
-use crate::types::{self, CxlPool, FormatOptions, Info, Options};
+use crate::types::{CxlPool, FormatOptions, Info, Options};
 use cxl_pool::cpus::ThreadKind;
 use std::ffi::{c_char, c_int};
 
-/// # Safety
-/// `spec` is null or a C string; `options` is null or a structure of its `struct_size`; `pool` is null or writable.
+/// Longest name of a pool, in bytes: as many devices as there can be, with the longest paths.
+const MAX_SPEC_BYTES: usize = (libc::PATH_MAX as usize + 1) * cxl_pool::limits::MAX_DEVICES;
+const SPEC: &str = "name of the pool";
+
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_open(spec: *const c_char, options: *const Options, pool: *mut *mut CxlPool) -> c_int {
-    status_of(|| {
-        writable(pool, "handle")?;
-        // SAFETY: as demanded of the caller.
-        let (text, options) = unsafe { (self::spec(spec)?, types::read(options)?) };
-        let handle = handle::open(text, &options)?;
-        // SAFETY: not null, so writable.
-        unsafe { pool.write(handle) };
-        Ok(())
-    })
+pub extern "C" fn cxl_shm_open(spec: In<c_char>, options: In<Options>, pool: Out<*mut CxlPool>) -> c_int {
+    status_of(|| pool.fill("handle", || handle::open(spec.utf8(MAX_SPEC_BYTES, SPEC)?, &options.structure()?)))
 }
 
 #[unsafe(no_mangle)]
@@ -39,15 +33,9 @@ pub extern "C" fn cxl_shm_close(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::close(pool))
 }
 
-/// # Safety
-/// `spec` is null or a C string; `options` is null or a structure of its `struct_size`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_init(spec: *const c_char, options: *const Options) -> c_int {
-    status_of(|| {
-        // SAFETY: as demanded of the caller.
-        let (text, options) = unsafe { (self::spec(spec)?, types::read(options)?) };
-        handle::open_default(text, &options)
-    })
+pub extern "C" fn cxl_shm_init(spec: In<c_char>, options: In<Options>) -> c_int {
+    status_of(|| handle::open_default(spec.utf8(MAX_SPEC_BYTES, SPEC)?, &options.structure()?))
 }
 
 #[unsafe(no_mangle)]
@@ -55,28 +43,14 @@ pub extern "C" fn cxl_shm_fini() -> c_int {
     status_of(|| handle::close(std::ptr::null_mut()))
 }
 
-/// # Safety
-/// `spec` is null or a C string; `options` is null or a structure of its `struct_size`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_format(spec: *const c_char, options: *const FormatOptions) -> c_int {
-    status_of(|| {
-        // SAFETY: as demanded of the caller.
-        let (text, options) = unsafe { (self::spec(spec)?, types::read(options)?) };
-        pool::format(text, &options)
-    })
+pub extern "C" fn cxl_shm_format(spec: In<c_char>, options: In<FormatOptions>) -> c_int {
+    status_of(|| pool::format(spec.utf8(MAX_SPEC_BYTES, SPEC)?, &options.structure()?))
 }
 
-/// # Safety
-/// `info` is null or a writable structure of its `struct_size`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_get_info(pool: *mut CxlPool, info: *mut Info) -> c_int {
-    status_of(|| {
-        // SAFETY: as demanded of the caller.
-        unsafe { types::check_writable(info.cast_const()) }?;
-        let found = handle::with(pool, |pool| Ok(pool.info()))?;
-        // SAFETY: checked above.
-        unsafe { types::write(info, &found) }
-    })
+pub extern "C" fn cxl_shm_get_info(pool: *mut CxlPool, info: Out<Info>) -> c_int {
+    status_of(|| info.fill_structure(|| handle::with(pool, |pool| Ok(pool.info()))))
 }
 
 #[unsafe(no_mangle)]
@@ -84,17 +58,9 @@ pub extern "C" fn cxl_shm_check(pool: *mut CxlPool) -> c_int {
     status_of(|| handle::with(pool, |pool| Ok(pool.pool().check_not_replaced()?)))
 }
 
-/// # Safety
-/// `id` is null or has 16 writable bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cxl_shm_machine_id(id: *mut u8) -> c_int {
-    status_of(|| {
-        writable(id, "identity")?;
-        let found = cxl_pool::machine::machine_id()?;
-        // SAFETY: not null, so 16 writable bytes.
-        unsafe { id.copy_from_nonoverlapping(found.0.as_ptr(), found.0.len()) };
-        Ok(())
-    })
+pub extern "C" fn cxl_shm_machine_id(id: Out<u8>) -> c_int {
+    status_of(|| id.fill_id("identity", || Ok(cxl_pool::machine::machine_id()?.0)))
 }
 
 #[unsafe(no_mangle)]

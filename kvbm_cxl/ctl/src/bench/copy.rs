@@ -16,7 +16,6 @@ use cxl_pool::limits::LINE_BYTES;
 use std::hint::black_box;
 use std::path::Path;
 
-/// Pool memory, in bytes.
 const POOL_BYTES: usize = 64 << 20;
 /// Sizes of single copies, and how much longer a publish and a pull may take than their baselines.
 const SIZES: [(usize, [&str; 2], [f64; 2]); 3] = [
@@ -26,7 +25,6 @@ const SIZES: [(usize, [&str; 2], [f64; 2]); 3] = [
 ];
 /// Window of the third bare loop, in bytes.
 const WINDOW_BYTES: usize = 256 << 10;
-/// The bare loops of a pull.
 pub const LOOPS: [&str; 3] = ["CLFLUSHOPT, MFENCE, memcpy", "CLFLUSHOPT, MFENCE, non-temporal copy", "the same in windows of 256 KiB"];
 /// A block of one model: 64 layers of keys and values (Beluga section 6.1).
 const GATHER_PIECES: usize = 128;
@@ -40,14 +38,12 @@ const TOKEN_PIECE_BYTES: usize = 160;
 const SHORT_BYTES: usize = 16 << 10;
 const SKIP_BYTES: usize = 16;
 
-/// The memory under measurement.
 struct Lab {
     mapped: MappedMemory,
     bare: Bare,
     engine: CpuEngine,
 }
 
-/// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     let chosen = instructions()?;
     let mapped = Scratch::file(Path::new("/dev/shm"), POOL_BYTES as u64)?.memory(&CoherenceOptions::from_env()?)?;

@@ -17,21 +17,18 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Namespace of all blocks.
 pub const NAMESPACE: Namespace = Namespace(*b"cxlctl bench    ");
 /// Blocks of each size that a pool has cells for.
 pub const BLOCKS: u64 = 16;
 /// Local memory that destinations go round in, in bytes: much more than the second-level cache.
 const LOCAL_BYTES: usize = 64 << 20;
 
-/// The machine of host `number`.
 pub fn machine(number: u8) -> MachineId {
     MachineId([number + 1; 16])
 }
 
 /// A pool that lasts as long as this value.
 pub struct Lab {
-    /// The pool.
     pub pool: Pool,
     directory: tempfile::TempDir,
 }
@@ -56,7 +53,6 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Where the machines keep their state.
     pub fn state(&self) -> PathBuf {
         self.directory.path().join("state")
     }
@@ -71,7 +67,6 @@ impl Lab {
         Bare::over(self.memory().clone(), offset, (len_bytes / LINE_BYTES as u64).next_power_of_two(), instructions()?)
     }
 
-    /// The pool's memory.
     pub fn memory(&self) -> &Arc<dyn Coherence> {
         self.pool.lines().memory()
     }
@@ -96,7 +91,6 @@ impl Lab {
     }
 }
 
-/// The configuration of every host.
 pub fn host_config(pool: &Pool) -> HostConfig {
     HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() }
 }
@@ -118,16 +112,13 @@ pub fn open(path: &Path) -> Result<Pool> {
     Pool::open(&PoolSpec::new(vec![path.to_path_buf()], None)?, &OpenOptions::default())
 }
 
-/// A host with a cache. Nothing runs in the background but the host's service.
 pub struct Member {
-    /// The cache.
     pub cache: Cache,
     service: Service,
     host: Host,
 }
 
 impl Member {
-    /// Leaves the pool.
     pub fn leave(self) -> Result<()> {
         let Member { cache, service, host } = self;
         cache.close()?;
@@ -155,7 +146,6 @@ pub fn alone() -> CacheConfig {
     CacheConfig { copy: Some(CopyConfig::alone()), ..CacheConfig::default() }
 }
 
-/// Key of block `number`.
 pub fn key(number: u64) -> BlockKey {
     chain(None, &[number as u32, (number >> 32) as u32], b"bench")
 }
@@ -172,7 +162,6 @@ pub fn wrong(what: impl Into<String>) -> Error {
     Error::Invalid(format!("{}: the figures mean nothing", what.into()))
 }
 
-/// Offset of a block in the pool.
 pub fn place(cache: &Cache, pool: &Pool, block: BlockKey) -> Result<u64> {
     match cache.lookup(NAMESPACE, block)? {
         Some(found) => Ok(pool.layout().cell(found.cell)?.0),
@@ -211,7 +200,6 @@ pub fn in_turn<const WAYS: usize>(batches: u64, measure: impl FnMut(u64, usize) 
     taken.try_into().map_err(|_| wrong("a way was not measured"))
 }
 
-/// How long `work` takes, in nanoseconds.
 pub fn time(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;

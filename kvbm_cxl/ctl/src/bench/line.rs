@@ -23,7 +23,6 @@ const LINES: u64 = 4096;
 const BATCH: u64 = 512;
 /// Lines of one `fetch_many`, as when a manager scans its hosts.
 const MANY: usize = 16;
-/// Scratch memory, in bytes.
 const SCRATCH_BYTES: u64 = 16 << 20;
 
 /// The lines of one batch and what they hold.
@@ -67,7 +66,6 @@ fn record(index: u64, batch: u64) -> Record {
     Record { crc: 0, grant, version, incarnation, ..filled }
 }
 
-/// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     let chosen = instructions()?;
     let scratch = Scratch::file(Path::new("/dev/shm"), SCRATCH_BYTES)?;

@@ -20,14 +20,12 @@ use std::time::{Duration, Instant};
 
 /// Acquisitions in one batch.
 const BATCH: u64 = 512;
-/// Longest wait for a lock, in milliseconds.
 const TIMEOUT_MS: u64 = 20_000;
 /// The lock of the sticky and hand-over tests; those with higher numbers are acquired for the first time.
 const LOCK: LockId = FIRST_USER_LOCK;
 /// Longest run of one side.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     let mut bench = Bench::new("locks, pool in /dev/shm");
     let lab = Lab::new(0, 0, 0)?;

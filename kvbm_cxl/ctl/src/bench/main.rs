@@ -15,7 +15,8 @@ mod ssd;
 mod trace;
 mod ucx;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use ctl_common::manual;
 use ctl_common::output::{self, Exit, Failure, Out};
 use report::to_json;
 use std::path::PathBuf;
@@ -77,6 +78,12 @@ enum What {
     Ssd,
     /// Replay recorded requests on the real cache and compare the hits with those of cxl-plan
     Trace(trace::Args),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Write to this directory
+        directory: PathBuf,
+    },
     /// Run the second process of a measurement
     #[command(hide = true)]
     Peer {
@@ -106,6 +113,7 @@ fn run(cli: &Cli, out: &mut Out) -> Result<Exit, Failure> {
         What::Pool { ucx } => cache::run(batches, ucx.as_deref())?,
         What::Ssd => ssd::run(batches.div_ceil(100) as usize)?,
         What::Trace(args) => return trace::run(args, cli.ratios, out),
+        What::Man { directory } => return manual::write(Cli::command(), directory, out),
         What::Peer { of, pool, state } => {
             let answer = match of.as_str() {
                 "lock" => lock::peer(pool, state, batches)?,

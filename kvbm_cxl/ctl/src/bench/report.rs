@@ -5,7 +5,6 @@ use ctl_common::stats::{Estimate, columns, median, time_text};
 use cxl_pool::{Error, Result};
 use serde::Serialize;
 
-/// One measured value.
 #[derive(Debug, Serialize)]
 struct Figure {
     name: String,
@@ -28,7 +27,6 @@ struct Target {
     is_met: bool,
 }
 
-/// The result of one benchmark.
 #[derive(Debug, Default, Serialize)]
 pub struct Bench {
     title: String,
@@ -40,12 +38,10 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// An empty result.
     pub fn new(title: impl Into<String>) -> Bench {
         Bench { title: title.into(), ..Bench::default() }
     }
 
-    /// Adds a value.
     pub fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
         self.figures.push(Figure { name: name.into(), value, unit });
     }
@@ -60,7 +56,6 @@ impl Bench {
         self.figure(name, len_bytes as f64 / median(&mut taken_ns.to_vec()), "GB/s");
     }
 
-    /// Adds a ratio.
     pub fn ratio(&mut self, name: &'static str, value: Estimate) {
         self.ratios.push(Ratio { name, value });
     }
@@ -91,7 +86,6 @@ impl Bench {
         self.notes.extend(other.notes);
     }
 
-    /// As text.
     pub fn text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         let figure = |figure: &Figure| match figure.unit {
@@ -123,7 +117,6 @@ impl Bench {
     }
 }
 
-/// A value as JSON.
 pub fn to_json(value: &impl Serialize) -> Result<serde_json::Value> {
     serde_json::to_value(value).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))
 }

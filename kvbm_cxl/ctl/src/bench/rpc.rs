@@ -27,9 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of a request and of a response.
 const MESSAGE_BYTES: usize = 64;
-/// Calls under way at a time.
 const DEPTHS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 /// Calls of one batch at depth 1, and at greater depths.
 const BATCH: u64 = 256;

@@ -39,7 +39,6 @@ impl Peer {
         Ok(peer)
     }
 
-    /// How it describes itself.
     pub fn description(&self) -> &str {
         &self.description
     }

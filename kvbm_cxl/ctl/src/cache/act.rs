@@ -55,7 +55,6 @@ fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<Cop
     Ok(Err(miss))
 }
 
-/// `cxlctl cache get`.
 pub fn get(pool: &Pool, block: &Block, output: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
     if out.is_json() && output == Some("-") {
         return Err(Failure::usage("the bytes and JSON cannot both go to standard output: leave --json out, or name a file"));
@@ -186,7 +185,6 @@ fn report(left: &Left, out: &mut Out) -> Result<Exit, Failure> {
     Ok(if left.stay.is_empty() { Exit::Done } else { Exit::Failed })
 }
 
-/// `cxlctl cache evict`.
 pub fn evict(pool: &Pool, block: &Block, timeout_ms: u64, out: &mut Out) -> Result<Exit, Failure> {
     let view = view(pool)?;
     let key = block.key;
@@ -197,7 +195,6 @@ pub fn evict(pool: &Pool, block: &Block, timeout_ms: u64, out: &mut Out) -> Resu
     report(&left, out)
 }
 
-/// `cxlctl cache clear`.
 pub fn clear(pool: &Pool, namespace: Option<Namespace>, timeout_ms: u64, out: &mut Out) -> Result<Exit, Failure> {
     let is_its = |its: Namespace| namespace.is_none_or(|namespace| its == namespace);
     let cells = view(pool)?.blocks_that(|its, _| is_its(its))?;

@@ -15,7 +15,6 @@ pub fn claimant(of: Claimant) -> String {
     if of.incarnation == u32::MAX { format!("slot {}", of.slot) } else { format!("slot {} incarnation {}", of.slot, of.incarnation) }
 }
 
-/// `cxlctl cache stat`.
 pub fn stat(view: &CacheView, hints: bool, out: &mut Out) -> Result<Exit, Failure> {
     let summary = view.summary(hints)?;
     out.answer(|| stat_json(&summary), || stat_text(&summary))?;
@@ -107,7 +106,6 @@ fn stat_text(summary: &CacheSummary) -> String {
     text
 }
 
-/// A cell as JSON.
 pub fn cell_json(cell: &CellInfo) -> Value {
     let mut value = json!({"cell": cell.cell, "chunk": cell.chunk, "offset": cell.offset, "cell_bytes": cell.cell_bytes,
         "state": cell.state.name(), "pinned_by": cell.pinned_by});
@@ -125,7 +123,6 @@ pub fn cell_json(cell: &CellInfo) -> Value {
     value
 }
 
-/// `cxlctl cache ls`.
 pub fn ls(view: &CacheView, namespace: Option<Namespace>, state: Option<CellState>, limit: u64, out: &mut Out) -> Result<Exit, Failure> {
     let wanted = |cell: &CellInfo| {
         let holds = matches!(cell.state, CellState::Writing | CellState::Ready | CellState::Evicting);

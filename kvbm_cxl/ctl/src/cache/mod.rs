@@ -109,7 +109,6 @@ fn state_parser() -> impl TypedValueParser<Value = CellState> {
     PossibleValuesParser::new(CellState::ALL.map(CellState::name)).try_map(named)
 }
 
-/// `cxlctl cache`.
 pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> Result<Exit, Failure> {
     match &args.what {
         What::Stat { hints } => list::stat(&view(&crate::pool::open(pool, true)?)?, *hints, out),
@@ -120,7 +119,6 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> Result<Exit, Failu
     }
 }
 
-/// The cache of a pool.
 fn view(pool: &Pool) -> Result<CacheView, Failure> {
     Ok(CacheView::load(pool.lines())?)
 }

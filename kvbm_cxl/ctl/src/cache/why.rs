@@ -8,7 +8,6 @@ use crate::text::list;
 use cxl_pool::cache::survey::{Explanation, HintSeen, Verdict};
 use serde_json::{Value, json};
 
-/// `cxlctl why`.
 pub fn run(pool: Option<&str>, args: &WhyArgs, out: &mut Out) -> Result<Exit, Failure> {
     let view = view(&crate::pool::open(pool, true)?)?;
     let Some(namespace) = namespace_of(&view, &args.block)? else {

@@ -23,7 +23,6 @@ const COPY_PLACES: u64 = 4;
 /// Cost of a step.
 #[derive(Debug, Serialize)]
 pub struct Cost {
-    /// The step.
     pub step: &'static str,
     /// With which instruction: for a copy out, that of the flush before it.
     pub instruction: &'static str,

@@ -27,13 +27,9 @@ const ROUNDS: usize = 5;
 /// How fast pieces of one length are copied: GB/s, from the GPU to the pool and back.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Speed {
-    /// Length of each piece, in bytes.
     pub piece_bytes: usize,
-    /// Pieces of a copy.
     pub pieces: usize,
-    /// From the GPU to the pool.
     pub to_pool_gb_per_s: f64,
-    /// From the pool to the GPU.
     pub from_pool_gb_per_s: f64,
 }
 
@@ -44,9 +40,7 @@ pub struct GpuReport {
     pub library: String,
     /// The version of CUDA that it is of.
     pub version: Option<String>,
-    /// Name, compute capability and memory of each GPU, as it tells them.
     pub gpus: Vec<(Option<String>, Option<String>, Option<u64>)>,
-    /// The GPU that was measured.
     pub device: u32,
     /// Bytes of the scratch memory that were registered, and how long that took, in milliseconds.
     pub registered: Option<(u64, f64)>,
@@ -54,9 +48,7 @@ pub struct GpuReport {
     pub refusal: Option<String>,
     /// Why no kernel moves bytes.
     pub no_kernels: Option<String>,
-    /// How DMA is configured.
     pub dma: &'static str,
-    /// The measurements.
     pub speeds: Vec<Speed>,
 }
 
@@ -106,7 +98,6 @@ impl GpuReport {
         Ok(())
     }
 
-    /// The text for people.
     pub fn write_text(&self, text: &mut String) -> std::fmt::Result {
         let version = self.version.as_ref().map_or("of unknown version".into(), |version| format!("CUDA {version}"));
         writeln!(text, "\nGPUs     {}, {version}; DMA is taken for {}", self.library, self.dma)?;

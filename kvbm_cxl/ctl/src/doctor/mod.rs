@@ -64,7 +64,6 @@ pub struct Args {
     sysfs: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
     let options = CoherenceOptions::from_env()?;
     let chosen = match options.instructions {

@@ -16,7 +16,6 @@ use std::fmt::Write;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// Worth knowing.
     Note,
     /// It works, but something should be changed.
     Warning,
@@ -27,17 +26,13 @@ pub enum Level {
 /// Something that was noticed, and what to do about it.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// How much it matters.
     pub level: Level,
-    /// What it is.
     pub text: String,
 }
 
-/// The verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Nothing to change.
     Ok,
     /// Usable, with warnings.
     WorksBut,
@@ -48,18 +43,13 @@ pub enum Verdict {
 /// A pool on a device.
 #[derive(Debug, Serialize)]
 pub struct FoundPool {
-    /// Its UUID.
     pub uuid: String,
-    /// Where on the device it begins, in bytes.
     pub offset_bytes: u64,
-    /// How much of the device it has, in bytes.
     pub len_bytes: u64,
-    /// Whether its superblock verifies.
     pub is_readable: bool,
 }
 
 impl FoundPool {
-    /// For a pool that was found.
     pub fn of(pool: &PoolOnDevice) -> FoundPool {
         let PoolOnDevice { offset_bytes, len_bytes, is_readable, .. } = *pool;
         FoundPool { uuid: uuid_text(&pool.uuid), offset_bytes, len_bytes, is_readable }
@@ -69,15 +59,12 @@ impl FoundPool {
 /// A device, or the scratch memory in its place.
 #[derive(Debug, Default, Serialize)]
 pub struct DeviceReport {
-    /// Its path.
     pub name: String,
     /// `Devdax`, `Hugetlb`, `File`; none when it could not be opened.
     pub kind: Option<String>,
-    /// Its size in bytes.
     pub len_bytes: Option<u64>,
     /// What mappings are multiples of, in bytes.
     pub align_bytes: Option<u64>,
-    /// The nearest NUMA node.
     pub numa_node: Option<u32>,
     /// The CPUs of that node; empty for one that has memory alone.
     pub node_cpus: Option<String>,
@@ -97,24 +84,18 @@ pub struct DeviceReport {
     pub scratch: Option<(String, u64, u64)>,
     /// Costs of the instructions; empty when they were not measured.
     pub costs: Vec<Cost>,
-    /// The visibility tests.
     pub litmus: Litmus,
 }
 
 /// Everything.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The verdict.
     pub verdict: Verdict,
     /// What leads to it.
     pub findings: Vec<Finding>,
-    /// The CPU.
     pub cpu: Cpu,
-    /// The instructions in force, or the emulator.
     pub memory: String,
-    /// The operating system.
     pub system: System,
-    /// The devices.
     pub devices: Vec<DeviceReport>,
     /// A GPU; none when it was not asked for, or could not be examined.
     pub gpu: Option<GpuReport>,
@@ -165,7 +146,7 @@ impl Report {
         }
         let failed = |trial: &&TrialReport| trial.outcome.violations > 0;
         for trial in litmus.trials.iter().filter(failed) {
-            let what = trial.outcome.first.map_or("a check failed", |violation| violation.text());
+            let what = trial.outcome.first.map_or("a check failed", |violation| violation.name());
             let (failures, checks, test) = (trial.outcome.violations, trial.outcome.checks, trial.test.name());
             let text = format!("{name}: {test} with {}: {what} ({failures} failures in {checks} checks)", trial.instructions);
             if !trial.is_chosen {
@@ -207,7 +188,6 @@ impl Report {
         }
     }
 
-    /// The text for people.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a String does not fail.

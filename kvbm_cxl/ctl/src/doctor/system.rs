@@ -6,29 +6,22 @@ use serde::Serialize;
 use std::ffi::CString;
 use std::path::Path;
 
-/// The CPU.
 #[derive(Debug, Serialize)]
 pub struct Cpu {
     /// As it calls itself.
     pub model: String,
     /// Whether it says that it runs under a hypervisor.
     pub is_virtual: bool,
-    /// MOVDIR64B.
     pub movdir64b: bool,
-    /// AVX-512F.
     pub avx512: bool,
-    /// AVX2.
     pub avx2: bool,
-    /// CLFLUSHOPT.
     pub clflushopt: bool,
-    /// CLWB.
     pub clwb: bool,
     /// What one flush covers, in bytes.
     pub line_bytes: usize,
 }
 
 impl Cpu {
-    /// This one.
     pub fn detect() -> Cpu {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -51,20 +44,16 @@ impl Cpu {
 /// Limits and resources of the operating system. What cannot be read is left out.
 #[derive(Debug, Serialize)]
 pub struct System {
-    /// Kernel release.
     pub kernel: Option<String>,
     /// Huge pages: size in bytes, how many there are, how many are free.
     pub huge_pages: Option<(u64, u64, u64)>,
     /// How much this process may lock, in bytes; `None` = without limit.
     pub memlock_bytes: Option<u64>,
-    /// `vm.max_map_count`.
     pub max_map_count: Option<u64>,
-    /// Total and free size of /dev/shm, in bytes.
     pub shm_bytes: Option<(u64, u64)>,
 }
 
 impl System {
-    /// This one.
     pub fn look() -> System {
         let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -90,7 +79,6 @@ fn memlock_bytes() -> Option<u64> {
     (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Total and free size of a file system, in bytes.
 pub fn room(directory: &Path) -> Option<(u64, u64)> {
     let path = CString::new(directory.as_os_str().as_encoded_bytes()).ok()?;
     let mut facts = std::mem::MaybeUninit::<libc::statvfs>::uninit();

@@ -76,11 +76,16 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
     out.family("cxl_pool_living_seats", Kind::Gauge, help);
     let living: BTreeSet<_> = view.seats.iter().filter(|seat| seat.is_living).filter_map(|seat| Some(seat.machine?.0)).collect();
     out.sample("cxl_pool_living_seats", "", &[], living.len());
-    out.family("cxl_pool_host_info", Kind::Gauge, "Always 1; the labels give the slot's machine and the standing of its host.");
+    out.family(
+        "cxl_pool_host_info",
+        Kind::Gauge,
+        "Always 1; the labels give the slot's machine, its name (without one, its id) and the standing of its host.",
+    );
     for host in &view.hosts {
         let (slot, machine) = (host.slot.slot.to_string(), host.slot.machine.to_string());
-        let labels =
-            [("slot", slot.as_str()), ("machine", &machine), ("state", host.slot.state.name()), ("standing", standing(&host.slot))];
+        let name = host.slot.name.as_deref().unwrap_or(&machine);
+        let (state, standing) = (host.slot.state.name(), standing(&host.slot));
+        let labels = [("slot", slot.as_str()), ("machine", &machine), ("name", name), ("state", state), ("standing", standing)];
         out.sample("cxl_pool_host_info", "", &labels, 1);
     }
     let mut of_hosts = |name: &str, kind: Kind, help: &str, value: &dyn Fn(&HostView) -> Option<Box<dyn Display>>| {
@@ -100,7 +105,6 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
     of_cells(&cells.cloned().unwrap_or_default(), &mut out);
 }
 
-/// Metrics of the cells.
 fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
     out.family("cxl_pool_cells", Kind::Gauge, "Cells of the prefix cache by state.");
     for state in CellState::ALL.into_iter().filter(|_| cells.cells.total() > 0) {

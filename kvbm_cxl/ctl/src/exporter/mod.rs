@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 /// Largest age of the cells' metrics: reading all cells of a large pool takes long.
 const CELLS_MAX_AGE: Duration = Duration::from_secs(10);
 
-/// `cxlctl exporter`.
 pub fn run(pool: Option<&str>, args: &ExporterArgs, out: &mut Out) -> Result<Exit, Failure> {
     let spec = pool.map(str::to_owned);
     // A pool that cannot be opened is said now; one that goes away later is said in the answers.

@@ -15,18 +15,15 @@ use std::time::{Duration, Instant};
 pub const MAX_CONNECTIONS: usize = 16;
 /// Time for a connection from its acceptance to the last byte of the answer, without that in which the answer is made.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Longest head of a request, in bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
 /// Rest after an accept that failed, as when no descriptor is left.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// An answer.
 pub struct Answer {
     /// Status code and what it means.
     pub status: &'static str,
     /// Type of the body.
     pub content_type: &'static str,
-    /// The body.
     pub body: String,
 }
 
@@ -84,7 +81,6 @@ impl Drop for Place {
     }
 }
 
-/// The time left; an error if none is.
 fn remaining(deadline: Instant) -> std::io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }

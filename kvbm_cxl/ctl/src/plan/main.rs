@@ -5,7 +5,8 @@
 mod measured;
 mod report;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use ctl_common::manual;
 use ctl_common::output::{self, Exit, Failure, Out};
 use ctl_common::planner::arrivals::{self, Arrivals};
 use ctl_common::planner::error::{Origin, PlanError, Planned};
@@ -51,6 +52,12 @@ enum What {
     Rack(RackArgs),
     /// Simulate a trace
     Run(Box<RunArgs>),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Write to this directory
+        directory: PathBuf,
+    },
 }
 
 #[derive(clap::Args, Debug)]
@@ -257,6 +264,7 @@ fn run(cli: &Cli, out: &mut Out) -> Result<Exit, Failure> {
             let json = plan.json().map_err(|error| PlanError::Unsound(format!("writing JSON: {error}")))?;
             out.answer(|| json, || plan.text())?;
         }
+        What::Man { directory } => return manual::write(Cli::command(), directory, out),
     }
     Ok(Exit::Done)
 }

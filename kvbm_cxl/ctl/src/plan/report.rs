@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 /// The part of what a cache without limit would find that is enough.
 pub const ENOUGH: f64 = 0.9;
 
-/// One system under one routing at one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Where blocks are.
@@ -22,13 +21,11 @@ pub struct Row {
     /// Where requests go.
     #[serde(serialize_with = "routing_name")]
     pub routing: Routing,
-    /// Own DRAM of each instance, 0 where the system has none.
     pub dram_gib: f64,
     /// The pool, 0 where the system has none.
     pub pool_gib: f64,
     /// The size that the row stands for, in GiB.
     pub size_gib: f64,
-    /// Its result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -41,11 +38,9 @@ fn routing_name<S: serde::Serializer>(routing: &Routing, to: S) -> Result<S::Ok,
     to.serialize_str(routing.name())
 }
 
-/// A whole plan.
 pub struct Plan {
     /// The requests, with the arrivals that were simulated.
     pub trace: Trace,
-    /// The rack.
     pub described: Described,
     /// How requests arrive, in words.
     pub arrivals: String,
@@ -53,7 +48,6 @@ pub struct Plan {
     pub seed: u64,
     /// What decides about eviction from the pool.
     pub eviction: String,
-    /// Results.
     pub rows: Vec<Row>,
 }
 
@@ -170,7 +164,6 @@ impl Plan {
         all
     }
 
-    /// As JSON.
     pub fn json(&self) -> serde_json::Result<Value> {
         let rack: Map<String, Value> = KEYS.iter().zip(self.rack().values()).map(|(key, value)| (key.name.into(), value.into())).collect();
         Ok(json!({
@@ -195,7 +188,6 @@ impl Plan {
         }))
     }
 
-    /// For people.
     pub fn text(&self) -> String {
         let trace = &self.trace;
         let requests = trace.requests.len();
@@ -228,21 +220,8 @@ impl Plan {
 
     fn cells(&self) -> Vec<Vec<String>> {
         let heads = [
-            "system",
-            "routing",
-            "own GiB",
-            "pool GiB",
-            "hits %",
-            "HBM/DRAM/pool",
-            "TTFT s",
-            "P50",
-            "P99",
-            "pool GB read",
-            "written",
-            "all GB",
-            "device %",
-            "busiest",
-            "compute %",
+            "system", "routing", "own GiB", "pool GiB", "hits %", "HBM/DRAM/pool", "TTFT s", "P50", "P99", "pool GB read", "written",
+            "all GB", "device %", "busiest", "compute %",
         ];
         let mut rows = vec![heads.map(String::from).to_vec()];
         for row in &self.rows {

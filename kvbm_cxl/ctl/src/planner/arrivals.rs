@@ -6,10 +6,8 @@ use crate::planner::keys::Rack;
 use crate::planner::trace::Trace;
 use crate::random::Random;
 
-/// When requests come.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// As recorded.
     Recorded,
     /// As recorded, but all times divided by this.
     Faster(f64),
@@ -35,7 +33,6 @@ impl Arrivals {
     }
 }
 
-/// Sets the times of a trace.
 pub fn set(trace: &mut Trace, arrivals: Arrivals, seed: u64) {
     match arrivals {
         Arrivals::Recorded => {}

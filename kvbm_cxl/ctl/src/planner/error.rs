@@ -9,12 +9,9 @@ use std::fmt;
 pub enum Origin {
     /// A line of a file, the first one is 1.
     Line {
-        /// The file.
         file: String,
-        /// The line.
         line: usize,
     },
-    /// A whole file.
     File(String),
     /// An option of the command line, or a preset.
     Option(String),
@@ -35,56 +32,36 @@ impl fmt::Display for Origin {
 pub enum PlanError {
     /// A file cannot be read or written.
     Unusable {
-        /// The file.
         file: String,
-        /// What the system said.
         source: std::io::Error,
     },
     /// A file or an option does not have the required form.
     Malformed {
-        /// Where it stands.
         origin: Origin,
-        /// The error.
         what: String,
-        /// The remedy.
         remedy: String,
     },
     /// A number is out of its range.
     OutOfRange {
-        /// Where it stands.
         origin: Origin,
-        /// Which number.
         name: String,
-        /// The given value.
         given: String,
-        /// The smallest value.
         least: f64,
-        /// The largest value.
         most: f64,
-        /// Its unit.
         unit: &'static str,
     },
     /// A name is not known.
     Unknown {
-        /// Where it stands.
         origin: Origin,
-        /// The kind of name.
         what: &'static str,
-        /// The given name.
         given: String,
-        /// The names that there are.
         known: Vec<&'static str>,
     },
-    /// A trace has no request.
     Empty {
-        /// The file.
         file: String,
     },
-    /// The rack lacks a value.
     Missing {
-        /// Which number.
         name: &'static str,
-        /// What it is.
         meaning: &'static str,
     },
     /// Counts do not add up: a mistake of this program.

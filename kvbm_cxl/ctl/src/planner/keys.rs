@@ -1,27 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The numbers that describe a rack: their names, ranges and meanings, once for the file, the options, the help and the documents.
 
-/// A number of the description.
 #[derive(Debug)]
 pub struct Key {
     /// Section and name, as `device.latency_ns`.
     pub name: &'static str,
     /// What it is when neither preset, file nor option says; none where it has to be said.
     pub default: Option<f64>,
-    /// Smallest and largest value.
     pub range: (f64, f64),
     /// What values it may have within the range.
     pub form: Form,
-    /// What it is.
     pub meaning: &'static str,
 }
 
 /// What values a number may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Any number.
     Real,
-    /// Whole numbers.
     Whole,
     /// 0 and 1, `false` and `true` in a file.
     Flag,

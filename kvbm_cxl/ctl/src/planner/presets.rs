@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Racks with published or measured costs, as far as they are known. What no source gives is said to be assumed.
 
-/// Numbers under a name.
 #[derive(Debug)]
 pub struct Preset {
-    /// What it is called.
     pub name: &'static str,
     /// Where the numbers are from, and which of them are assumed.
     pub source: &'static str,
@@ -15,7 +13,6 @@ pub struct Preset {
 /// The one that counts where none is named.
 pub const DEFAULT: &str = "beluga";
 
-/// All of them.
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "tract",

@@ -10,27 +10,21 @@ use toml::de::{DeTable, DeValue};
 /// One number, by the name of its key, and where it stands.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// Section and name.
     pub name: String,
-    /// The number.
     pub value: f64,
-    /// Where it stands.
     pub origin: Origin,
 }
 
-/// What a file says.
 #[derive(Debug, Default)]
 pub struct RackFile {
     /// The preset that it begins from.
     pub preset: Option<(String, Origin)>,
-    /// Its numbers.
     pub numbers: Vec<Given>,
 }
 
 /// A rack, and where each number is from.
 #[derive(Debug)]
 pub struct Described {
-    /// The numbers.
     pub rack: Rack,
     /// The preset that it begins from.
     pub preset: &'static Preset,
@@ -38,7 +32,6 @@ pub struct Described {
     pub origins: Vec<Option<Origin>>,
 }
 
-/// The preset of this name.
 pub fn preset(name: &str, origin: Origin) -> Planned<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| PlanError::Unknown {
         origin,
@@ -115,14 +108,12 @@ pub fn option(text: &str) -> Planned<Given> {
     Ok(Given { name: name.trim().into(), value, origin })
 }
 
-/// Reads a file.
 pub fn read(path: &Path) -> Planned<RackFile> {
     let file = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|source| PlanError::Unusable { file: file.clone(), source })?;
     parse(&file, &text)
 }
 
-/// Reads the text of a file.
 pub fn parse(file: &str, text: &str) -> Planned<RackFile> {
     let at = |offset: usize| {
         let before = text.as_bytes().get(..offset.min(text.len())).unwrap_or_default();

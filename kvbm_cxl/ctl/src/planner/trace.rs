@@ -21,12 +21,10 @@ const MOST_MS: f64 = 366.0 * 24.0 * 3600.0 * 1000.0;
 /// Blocks of all requests, so that numbers of blocks fit in 32 bits.
 const MOST_BLOCKS: usize = 1 << 31;
 
-/// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// When it came, after the first one.
     pub arrival_s: f64,
-    /// Length of its input.
     pub input_tokens: u64,
     /// The request before it in its session, by number.
     pub previous: Option<u32>,
@@ -37,22 +35,16 @@ pub struct Request {
 /// A block as an eviction policy knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Its name.
     pub key: [u8; 16],
     /// The name of the block before it.
     pub parent: Option<[u8; 16]>,
 }
 
-/// Requests in order of arrival.
 #[derive(Debug)]
 pub struct Trace {
-    /// Where it was read.
     pub file: String,
-    /// The requests.
     pub requests: Vec<Request>,
-    /// All different blocks.
     pub blocks: Vec<Block>,
-    /// Tokens of a block.
     pub block_tokens: u64,
     chains: Vec<u32>,
 }
@@ -63,7 +55,6 @@ impl Trace {
         self.chains.get(request.start..request.end).unwrap_or_default()
     }
 
-    /// Tokens of all inputs.
     pub fn asked_tokens(&self) -> u64 {
         self.requests.iter().map(|request| request.input_tokens).sum()
     }
@@ -73,7 +64,6 @@ impl Trace {
         self.requests.iter().any(|request| request.previous.is_some())
     }
 
-    /// From the first arrival to the last.
     pub fn span_s(&self) -> f64 {
         self.requests.last().map_or(0.0, |request| request.arrival_s)
     }
@@ -102,7 +92,6 @@ impl Trace {
         Trace::parse(&file, &bytes, most, block_tokens)
     }
 
-    /// Reads the text of a file.
     pub fn parse(file: &str, bytes: &[u8], most: usize, block_tokens: Option<u64>) -> Planned<Trace> {
         let mut reader = Reader::new(file);
         let last = bytes.iter().rposition(|byte| !byte.is_ascii_whitespace()).map_or(0, |at| at + 1);

@@ -148,9 +148,19 @@ impl Bench {
 
     /// The same on the pool of another name.
     pub fn host_on(&self, pool: &str, machine: &str) -> HostProcess {
+        self.start_host(pool, machine, machine)
+    }
+
+    /// The same with another identity than its state directory is named for.
+    pub fn host_named(&self, machine: &str, identity: &str) -> HostProcess {
+        self.start_host(&self.spec(), machine, identity)
+    }
+
+    fn start_host(&self, pool: &str, machine: &str, identity: &str) -> HostProcess {
         let mut command = host_command();
         self.give_environment(&mut command, machine);
-        let mut process = command.env("CXL_POOL", pool).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process =
+            command.env("CXL_POOL", pool).env("CXL_MACHINE_ID", identity).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let replies = BufReader::new(process.stdout.take().unwrap());
         let mut host = HostProcess { process, replies };
         let joined = host.reply();

@@ -26,47 +26,7 @@
 //! | [`tier`] | lists of blocks for a storage tier, and calls that are dropped in the middle |
 //! | [`trace`] | a record of requests and publishes, by salted ids |
 //!
-//! # Example
-//!
-//! ```
-//! use cxl_pool::cache::{Cache, CacheConfig, NamespaceFields, Pulled, chain};
-//! use cxl_pool::device::PoolSpec;
-//! use cxl_pool::host::HostConfig;
-//! use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Pool, Share};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let directory = tempfile::tempdir()?;
-//! # // SAFETY: this program has only one thread so far.
-//! # unsafe { std::env::set_var("CXL_STATE_DIR", directory.path()) };
-//! let spec = PoolSpec::parse(&format!("{},size=64M", directory.path().join("pool").display()))?;
-//! let cells = vec![CellArea { cell_bytes: 64 << 10, share: Share::Percent(50) }];
-//! Pool::format(&spec, &FormatOptions { cells, ..FormatOptions::default() })?; // once in the life of a pool
-//!
-//! let pool = Pool::open(&spec, &OpenOptions::default())?;
-//! let host = pool.join(HostConfig::from_env()?)?;
-//! let _service = host.serve()?;
-//! let cache = Cache::open(&host, CacheConfig { checksums: true, ..CacheConfig::default() })?;
-//! let _upkeep = cache.serve()?;
-//!
-//! // A prefill worker publishes the blocks of a prompt. Their names say how they were made and of which tokens.
-//! let model = NamespaceFields { model: "tiny".into(), dtype: "bf16".into(), block_tokens: 4, ..NamespaceFields::default() }.namespace();
-//! let first = chain(None, &[1, 2, 3, 4], b"");
-//! let second = chain(Some(first), &[5, 6, 7, 8], b"");
-//! cache.publish(model, first, None, &[0x11; 5000])?;
-//! cache.publish(model, second, Some(first), &[0x22; 5000])?;
-//!
-//! // A decode worker, on any host, asks how much of the prompt is there and pulls it.
-//! assert_eq!(cache.lookup_chain(model, &[first, second, chain(Some(second), &[9], b"")])?.len(), 2);
-//! let mut block = vec![0; 5000];
-//! assert_eq!(cache.pull(model, second, &mut block)?, Pulled::Hit { len_bytes: 5000 });
-//! assert!(block.iter().all(|&byte| byte == 0x22));
-//! # drop(_upkeep);
-//! cache.close()?;
-//! # drop(_service);
-//! host.leave()?;
-//! # Ok(())
-//! # }
-//! ```
+//! The documentation of the crate has an example.
 
 mod batch;
 mod cells;

@@ -26,30 +26,11 @@ const END_PRIME: u64 = 0x1656_6791_9e37_79f9;
 
 /// The secret of XXH3, a constant of the format, as words of a little-endian machine.
 static SECRET: [u64; 24] = [
-    0xbe4b_a423_396c_feb8,
-    0x1cad_21f7_2c81_017c,
-    0xdb97_9083_e96d_d4de,
-    0x1f67_b3b7_a4a4_4072,
-    0x78e5_c0cc_4ee6_79cb,
-    0x2172_ffcc_7dd0_5a82,
-    0x8e24_43f7_7446_08b8,
-    0x4c26_3a81_e690_35e0,
-    0xcb00_c391_bb52_283c,
-    0xa32e_531b_8b65_d088,
-    0x4ef9_0da2_9748_6471,
-    0xd8ac_dea9_46ef_1938,
-    0x3f34_9ce3_3f76_faa8,
-    0x1d4f_0bc7_c7bb_dcf9,
-    0x3159_b4cd_4be0_518a,
-    0x6473_78d9_c97e_9fc8,
-    0xc3eb_d334_83ac_c5ea,
-    0xeb63_13fa_ffa0_81c5,
-    0x49da_f0b7_51dd_0d17,
-    0x9e68_d429_2655_16d3,
-    0xfca1_477d_58be_162b,
-    0xce31_d07a_d1b8_f88f,
-    0x2804_1695_8f3a_cb45,
-    0x7e40_4bbb_cafb_d7af,
+    0xbe4b_a423_396c_feb8, 0x1cad_21f7_2c81_017c, 0xdb97_9083_e96d_d4de, 0x1f67_b3b7_a4a4_4072, 0x78e5_c0cc_4ee6_79cb,
+    0x2172_ffcc_7dd0_5a82, 0x8e24_43f7_7446_08b8, 0x4c26_3a81_e690_35e0, 0xcb00_c391_bb52_283c, 0xa32e_531b_8b65_d088,
+    0x4ef9_0da2_9748_6471, 0xd8ac_dea9_46ef_1938, 0x3f34_9ce3_3f76_faa8, 0x1d4f_0bc7_c7bb_dcf9, 0x3159_b4cd_4be0_518a,
+    0x6473_78d9_c97e_9fc8, 0xc3eb_d334_83ac_c5ea, 0xeb63_13fa_ffa0_81c5, 0x49da_f0b7_51dd_0d17, 0x9e68_d429_2655_16d3,
+    0xfca1_477d_58be_162b, 0xce31_d07a_d1b8_f88f, 0x2804_1695_8f3a_cb45, 0x7e40_4bbb_cafb_d7af,
 ];
 
 /// A checksum under way over a number of lines that is known beforehand.
@@ -117,52 +98,4 @@ fn key_word(start: usize) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::copy::checksum_of;
-
-    fn add(sum: &mut LineSum, bytes: &[u8]) {
-        let word = |bytes: &[u8], index: usize| u64::from_le_bytes(*bytes[index * 8..].first_chunk().unwrap());
-        let mut rest = bytes.chunks_exact(LINE_BYTES);
-        while rest.len() > 0 {
-            let run = sum.next_run(rest.len());
-            for (step, line) in rest.by_ref().take(run.lines).enumerate() {
-                for index in 0..8 {
-                    let keyed = word(line, index) ^ word(&run.keys[step * 8..], index);
-                    sum.sums[index] = sum.sums[index].wrapping_add((keyed & 0xffff_ffff) * (keyed >> 32));
-                    sum.sums[index ^ 1] = sum.sums[index ^ 1].wrapping_add(word(line, index));
-                }
-            }
-            if let Some(key) = run.scramble {
-                for (index, sum) in sum.sums.iter_mut().enumerate() {
-                    *sum = (*sum ^ *sum >> 47 ^ word(key, index)).wrapping_mul(PRIME32_1);
-                }
-            }
-        }
-    }
-
-    fn bytes(count: usize) -> Vec<u8> {
-        (0..count).map(|at| (at * at / 7 + at * 31) as u8).collect()
-    }
-
-    #[test]
-    fn it_is_xxh3_of_any_number_of_lines_however_they_come() {
-        for lines in (4..70).chain([1023, 1024, 1025, 8192]) {
-            let bytes = bytes(lines * LINE_BYTES);
-            for step in [1, 3, 16, 17, lines] {
-                let mut sum = LineSum::of(bytes.len() as u64).unwrap();
-                assert_eq!(sum.finish(), None);
-                bytes.chunks(step * LINE_BYTES).for_each(|part| add(&mut sum, part));
-                assert_eq!(sum.finish(), Some(checksum_of(&bytes)), "{lines} lines by {step}");
-            }
-        }
-    }
-
-    #[test]
-    fn other_lengths_have_none_and_lines_too_many_end_it() {
-        assert!([0, 1, 64, 192, 255, 257, 1000].into_iter().all(|len_bytes| LineSum::of(len_bytes).is_none()));
-        let mut sum = LineSum::of(256).unwrap();
-        add(&mut sum, &bytes(256 + 64));
-        assert_eq!(sum.finish(), None);
-    }
-}
+mod tests;

@@ -18,6 +18,7 @@ mod arch;
 mod bare;
 mod emulated;
 mod faultmap;
+mod forward;
 mod instructions;
 #[cfg_attr(
     not(target_arch = "x86_64"),
@@ -36,6 +37,7 @@ mod submission;
 pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
 pub use faultmap::{BadRange, FaultMap, LocalGuard, LostDevice};
+pub(crate) use forward::forward_coherence;
 pub use instructions::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
 pub use line::Line;
 pub use line_sum::LineSum;

@@ -422,14 +422,7 @@ fn a_config_reads_back_from_its_text() {
         assert_eq!(config.to_string().parse::<CopyConfig>().unwrap(), config);
     }
     for text in [
-        "read_ahead",
-        "read_ahead=0",
-        "read_ahead=9",
-        "read_ahead=on",
-        "ahead_page=0",
-        "ahead_page=5K",
-        "ahead_page=64",
-        "ahead_page=1028K",
+        "read_ahead", "read_ahead=0", "read_ahead=9", "read_ahead=on", "ahead_page=0", "ahead_page=5K", "ahead_page=64", "ahead_page=1028K",
     ] {
         assert!(matches!(text.parse::<CopyConfig>(), Err(Error::Invalid(_))), "{text:?}");
     }

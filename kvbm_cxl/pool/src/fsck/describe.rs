@@ -128,6 +128,18 @@ trait Fields {
     fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)>;
 }
 
+/// What a line of each form says. Its index tells which slots, locks or chunks it is of.
+macro_rules! fields {
+    ($($form:ident |$line:ident, $layout:tt, $index:tt| $fields:expr;)*) => {
+        $(impl Fields for $form {
+            fn fields(&self, $layout: &Layout, $index: u64) -> Vec<(&'static str, Value)> {
+                let $line = self;
+                $fields
+            }
+        })*
+    };
+}
+
 fn number(value: impl Into<u64>) -> Value {
     Value::Number(value.into())
 }
@@ -174,129 +186,9 @@ fn sparse<T: Copy>(what: &'static str, first: u64, values: &[T], is_set: impl Fn
     )
 }
 
-impl Fields for Seat {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        let beat = if self.beat == u64::MAX { Value::Text("resigned".into()) } else { number(self.beat) };
-        vec![
-            ("epoch", number(self.epoch)),
-            ("beat", beat),
-            ("machine", id(self.machine)),
-            ("session", id(self.session)),
-            ("generation", number(self.generation)),
-            ("state", word(self.state, &[(0, "owned"), (Seat::RELEASED, "released")])),
-        ]
-    }
-}
-
-impl Fields for GrantLine {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let first = index % layout.geometry().grant_lines() * LOCKS_PER_GRANT as u64;
-        let tell = |grant: Grant| {
-            Value::Group(vec![
-                ("grant", number(grant.number)),
-                ("slot", number(grant.slot)),
-                ("incarnation", number(grant.incarnation)),
-                ("request", number(grant.request)),
-                ("flags", flags(grant.flags.into(), &[(Grant::REPAIR.into(), "repair"), (Grant::RECALL.into(), "recall")])),
-            ])
-        };
-        vec![("tag", number(self.tag)), ("grants", sparse("lock", first, &self.grants, |grant| grant != Grant::default(), tell))]
-    }
-}
-
-impl Fields for Binding {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        let Binding { tag, incarnation, machine, nonce, .. } = *self;
-        vec![("tag", number(tag)), ("incarnation", number(incarnation)), ("machine", id(machine)), ("nonce", id(nonce))]
-    }
-}
-
 fn per_slot(layout: &Layout, index: u64, values: &[u32]) -> Value {
     let first = index % layout.geometry().fence_lines() * SLOTS_PER_FENCE as u64;
     sparse("slot", first, values, |value| value != 0, |value| Value::Group(vec![("incarnation", number(value))]))
-}
-
-impl Fields for FenceLine {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        vec![("fenced", per_slot(layout, index, &self.fenced))]
-    }
-}
-
-impl Fields for DeathLine {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        vec![("dead", per_slot(layout, index, &self.dead))]
-    }
-}
-
-impl Fields for JoinBox {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        vec![
-            ("slot", number(self.slot)),
-            ("machine", id(self.machine)),
-            ("nonce", id(self.nonce)),
-            ("previous", id(self.previous)),
-            ("vouches", Value::Number(self.vouches().into())),
-        ]
-    }
-}
-
-impl Fields for Identity {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        vec![
-            ("incarnation", number(self.incarnation)),
-            ("state", word(self.state, &[(0, "never joined"), (Identity::LIVE, "live"), (Identity::LEFT, "left")])),
-            ("acknowledged", number(self.acknowledged)),
-            ("drained", number(self.drained)),
-            ("machine", id(self.machine)),
-            ("nonce", id(self.nonce)),
-            ("reported slot", number(self.reported().map_or(0, |(slot, _)| slot))),
-            ("reported incarnation", number(self.reported().map_or(0, |(_, incarnation)| incarnation))),
-        ]
-    }
-}
-
-impl Fields for Summary {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let first = index % layout.geometry().summary_lines() * VERSIONS_PER_SUMMARY as u64;
-        let versions = sparse("line", first, &self.versions, |value| value != 0, |value| Value::Group(vec![("version", number(value))]));
-        vec![("incarnation", number(self.incarnation)), ("heartbeat", number(self.heartbeat)), ("versions", versions)]
-    }
-}
-
-impl Fields for RequestLine {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let first = index % layout.geometry().request_lines() * LOCKS_PER_REQUEST as u64;
-        let names = [(Request::WANT, "want"), (Request::CLEAN, "clean"), (Request::DIRTY, "dirty")];
-        let tell = |request: Request| Value::Group(vec![("request", number(request.number)), ("flags", flags(request.flags, &names))]);
-        let requests = sparse("lock", first, &self.requests, |request| request != Request::default(), tell);
-        vec![("incarnation", number(self.incarnation)), ("requests", requests)]
-    }
-}
-
-impl Fields for Intent {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        let lines = self.lines.iter().take(self.count as usize).map(|&line| number(line)).collect();
-        vec![
-            ("incarnation", number(self.incarnation)),
-            ("lock", number(self.lock)),
-            ("grant", number(self.grant)),
-            ("data", Value::Hex(self.data.into())),
-            ("lines", Value::List(lines)),
-        ]
-    }
-}
-
-impl Fields for Record {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let number_of = index % layout.geometry().records();
-        let table = layout.geometry().lock_table_records();
-        let value = if number_of < table {
-            ("allocated_locks", set_bits(&self.data, number_of * LOCKS_PER_RECORD as u64))
-        } else {
-            ("object", object(&bytemuck::cast(self.data), number_of - table))
-        };
-        vec![("grant", number(self.grant)), ("version", number(self.version)), ("incarnation", number(self.incarnation)), value]
-    }
 }
 
 fn object(value: &ObjectValue, cell: u64) -> Value {
@@ -312,149 +204,181 @@ fn object(value: &ObjectValue, cell: u64) -> Value {
     Value::Group(fields)
 }
 
-impl Fields for Claim {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+fields! {
+    Seat |line, _, _| {
+        let beat = if line.beat == u64::MAX { Value::Text("resigned".into()) } else { number(line.beat) };
+        vec![
+            ("epoch", number(line.epoch)),
+            ("beat", beat),
+            ("machine", id(line.machine)),
+            ("session", id(line.session)),
+            ("generation", number(line.generation)),
+            ("state", word(line.state, &[(0, "owned"), (Seat::RELEASED, "released")])),
+        ]
+    };
+    GrantLine |line, layout, index| {
+        let first = index % layout.geometry().grant_lines() * LOCKS_PER_GRANT as u64;
+        let tell = |grant: Grant| {
+            Value::Group(vec![
+                ("grant", number(grant.number)),
+                ("slot", number(grant.slot)),
+                ("incarnation", number(grant.incarnation)),
+                ("request", number(grant.request)),
+                ("flags", flags(grant.flags.into(), &[(Grant::REPAIR.into(), "repair"), (Grant::RECALL.into(), "recall")])),
+            ])
+        };
+        vec![("tag", number(line.tag)), ("grants", sparse("lock", first, &line.grants, |grant| grant != Grant::default(), tell))]
+    };
+    Binding |line, _, _| {
+        let Binding { tag, incarnation, machine, nonce, .. } = *line;
+        vec![("tag", number(tag)), ("incarnation", number(incarnation)), ("machine", id(machine)), ("nonce", id(nonce))]
+    };
+    FenceLine |line, layout, index| vec![("fenced", per_slot(layout, index, &line.fenced))];
+    DeathLine |line, layout, index| vec![("dead", per_slot(layout, index, &line.dead))];
+    JoinBox |line, _, _| vec![
+        ("slot", number(line.slot)),
+        ("machine", id(line.machine)),
+        ("nonce", id(line.nonce)),
+        ("previous", id(line.previous)),
+        ("vouches", Value::Number(line.vouches().into())),
+    ];
+    Identity |line, _, _| vec![
+        ("incarnation", number(line.incarnation)),
+        ("state", word(line.state, &[(0, "never joined"), (Identity::LIVE, "live"), (Identity::LEFT, "left")])),
+        ("acknowledged", number(line.acknowledged)),
+        ("drained", number(line.drained)),
+        ("machine", id(line.machine)),
+        ("nonce", id(line.nonce)),
+        ("reported slot", number(line.reported().map_or(0, |(slot, _)| slot))),
+        ("reported incarnation", number(line.reported().map_or(0, |(_, incarnation)| incarnation))),
+    ];
+    Summary |line, layout, index| {
+        let first = index % layout.geometry().summary_lines() * VERSIONS_PER_SUMMARY as u64;
+        let versions = sparse("line", first, &line.versions, |value| value != 0, |value| Value::Group(vec![("version", number(value))]));
+        vec![("incarnation", number(line.incarnation)), ("heartbeat", number(line.heartbeat)), ("versions", versions)]
+    };
+    RequestLine |line, layout, index| {
+        let first = index % layout.geometry().request_lines() * LOCKS_PER_REQUEST as u64;
+        let names = [(Request::WANT, "want"), (Request::CLEAN, "clean"), (Request::DIRTY, "dirty")];
+        let tell = |request: Request| Value::Group(vec![("request", number(request.number)), ("flags", flags(request.flags, &names))]);
+        let requests = sparse("lock", first, &line.requests, |request| request != Request::default(), tell);
+        vec![("incarnation", number(line.incarnation)), ("requests", requests)]
+    };
+    Intent |line, _, _| {
+        let lines = line.lines.iter().take(line.count as usize).map(|&place| number(place)).collect();
+        vec![
+            ("incarnation", number(line.incarnation)),
+            ("lock", number(line.lock)),
+            ("grant", number(line.grant)),
+            ("data", Value::Hex(line.data.into())),
+            ("lines", Value::List(lines)),
+        ]
+    };
+    Record |line, layout, index| {
+        let number_of = index % layout.geometry().records();
+        let table = layout.geometry().lock_table_records();
+        let value = if number_of < table {
+            ("allocated_locks", set_bits(&line.data, number_of * LOCKS_PER_RECORD as u64))
+        } else {
+            ("object", object(&bytemuck::cast(line.data), number_of - table))
+        };
+        vec![("grant", number(line.grant)), ("version", number(line.version)), ("incarnation", number(line.incarnation)), value]
+    };
+    Claim |line, layout, index| {
         let first = index % layout.claim_lines().max(1) * CHUNKS_PER_CLAIM as u64;
-        vec![("incarnation", number(self.incarnation)), ("chunks", set_bits(&self.bits, first))]
-    }
-}
-
-impl Fields for FreeBox {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let offsets = self.offsets.iter().filter(|offset| **offset != 0).map(|&offset| Value::Hex(offset)).collect();
+        vec![("incarnation", number(line.incarnation)), ("chunks", set_bits(&line.bits, first))]
+    };
+    FreeBox |line, layout, index| {
+        let offsets = line.offsets.iter().filter(|offset| **offset != 0).map(|&offset| Value::Hex(offset)).collect();
         vec![
             ("to_slot", number(index % u64::from(layout.geometry().slots))),
-            ("incarnation", number(self.incarnation)),
-            ("receiver", number(self.receiver)),
-            ("sequence", number(self.sequence)),
+            ("incarnation", number(line.incarnation)),
+            ("receiver", number(line.receiver)),
+            ("sequence", number(line.sequence)),
             ("offsets", Value::List(offsets)),
         ]
-    }
-}
-
-impl Fields for FreeAck {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        vec![
-            ("from_slot", number(index % u64::from(layout.geometry().slots))),
-            ("incarnation", number(self.incarnation)),
-            ("sender", number(self.sender)),
-            ("sequence", number(self.sequence)),
-        ]
-    }
-}
-
-impl Fields for ChunkHead {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+    };
+    FreeAck |line, layout, index| vec![
+        ("from_slot", number(index % u64::from(layout.geometry().slots))),
+        ("incarnation", number(line.incarnation)),
+        ("sender", number(line.sender)),
+        ("sequence", number(line.sequence)),
+    ];
+    ChunkHead |line, layout, index| {
         let states =
             [(ChunkHead::UNCUT, "uncut"), (ChunkHead::BLOCKS, "blocks"), (ChunkHead::RUN, "run"), (ChunkHead::INSIDE, "inside a run")];
         vec![
             ("offset", layout.chunk_offset(index).map_or(Value::Text("outside the pool".into()), Value::Hex)),
-            ("state", word(self.state, &states)),
-            ("slot", number(self.slot)),
-            ("incarnation", number(self.incarnation)),
-            ("block_bytes", number(self.block_bytes)),
-            ("run", number(self.run)),
+            ("state", word(line.state, &states)),
+            ("slot", number(line.slot)),
+            ("incarnation", number(line.incarnation)),
+            ("block_bytes", number(line.block_bytes)),
+            ("run", number(line.run)),
         ]
-    }
-}
-
-impl Fields for KeepMap {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+    };
+    KeepMap |line, layout, index| {
         let first = index % layout.geometry().keep_lines().max(1) * BLOCKS_PER_KEEP as u64;
-        vec![("incarnation", number(self.incarnation)), ("kept_blocks", set_bits(&self.bits, first))]
-    }
-}
-
-impl Fields for StatsLine {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        vec![("incarnation", number(line.incarnation)), ("kept_blocks", set_bits(&line.bits, first))]
+    };
+    StatsLine |line, layout, index| {
         let first = (index % u64::from(layout.geometry().stats_lines.max(1))) as usize * COUNTERS_PER_STATS;
-        let known = self.counters.iter().enumerate().filter_map(|(place, &value)| Some((Stat::at(first + place)?.name(), number(value))));
-        std::iter::once(("incarnation", number(self.incarnation))).chain(known).collect()
-    }
-}
-
-impl Fields for Descriptor {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let known = line.counters.iter().enumerate().filter_map(|(place, &value)| Some((Stat::at(first + place)?.name(), number(value))));
+        std::iter::once(("incarnation", number(line.incarnation))).chain(known).collect()
+    };
+    Descriptor |line, layout, index| {
         let kinds = [(Descriptor::NO_CHECKSUM.into(), "none"), (Descriptor::XXH3.into(), "xxh3")];
         vec![
             ("offset", layout.cell(index).map_or(Value::Text("outside the pool".into()), |(offset, _)| Value::Hex(offset))),
-            ("state", Value::Text(self.state_name().into())),
-            ("owner", number(self.owner)),
-            ("incarnation", number(self.incarnation)),
-            ("seq", number(self.seq)),
-            ("len_bytes", number(self.len_bytes)),
-            ("namespace", id(self.namespace)),
-            ("key", id(self.key)),
-            ("checksum_kind", word(self.kind.into(), &kinds)),
-            ("checksum", Value::Hex(self.checksum)),
+            ("state", Value::Text(line.state_name().into())),
+            ("owner", number(line.owner)),
+            ("incarnation", number(line.incarnation)),
+            ("seq", number(line.seq)),
+            ("len_bytes", number(line.len_bytes)),
+            ("namespace", id(line.namespace)),
+            ("key", id(line.key)),
+            ("checksum_kind", word(line.kind.into(), &kinds)),
+            ("checksum", Value::Hex(line.checksum)),
         ]
-    }
-}
-
-impl Fields for HintLine {
-    fn fields(&self, _layout: &Layout, _index: u64) -> Vec<(&'static str, Value)> {
-        let hints = self.iter().map(|hint| match hint {
+    };
+    HintLine |line, _, _| {
+        let hints = line.iter().map(|hint| match hint {
             Hint::Empty => Value::Text("empty".into()),
             Hint::Tomb => Value::Text("tomb".into()),
             Hint::Cell { fingerprint, cell } => Value::Text(format!("{fingerprint:016x} -> cell {cell}")),
         });
         vec![("hints", Value::List(hints.collect()))]
-    }
-}
-
-impl Fields for PinLine {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+    };
+    PinLine |line, layout, index| {
         let first = index % layout.geometry().pin_lines().max(1) * CELLS_PER_PIN as u64;
-        let used = (0..CELLS_PER_PIN).filter(|&place| self.nibble(place) != 0).map(|place| {
-            let nibble = self.nibble(place);
+        let used = (0..CELLS_PER_PIN).filter(|&place| line.nibble(place) != 0).map(|place| {
+            let nibble = line.nibble(place);
             let pinned = if nibble & PinLine::PINNED != 0 { " pinned" } else { "" };
             Value::Text(format!("{} tick {}{pinned}", first + place as u64, nibble & PinLine::TICK))
         });
-        vec![("incarnation", number(self.incarnation)), ("cells", Value::List(used.collect()))]
-    }
-}
-
-impl Fields for CellClaim {
-    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        vec![("incarnation", number(line.incarnation)), ("cells", Value::List(used.collect()))]
+    };
+    CellClaim |line, layout, index| {
         let first = index % layout.geometry().cell_claim_lines().max(1) * CHUNKS_PER_CELL_CLAIM as u64;
-        vec![("incarnation", number(self.incarnation)), ("cell_chunks", set_bits(&self.bits, first))]
-    }
-}
-
-impl Fields for Ask {
-    fn fields(&self, _layout: &Layout, _index: u64) -> Vec<(&'static str, Value)> {
+        vec![("incarnation", number(line.incarnation)), ("cell_chunks", set_bits(&line.bits, first))]
+    };
+    Ask |line, _, _| {
         let requests = [(Ask::EVICT, "evict"), (Ask::CLEAR, "clear"), (Ask::CLEAR_ALL, "clear all"), (Ask::ROOM, "room")];
         vec![
-            ("incarnation", number(self.incarnation)),
-            ("number", number(self.number)),
-            ("what", word(self.what, &requests)),
-            ("class", number(self.class)),
-            ("namespace", id(self.namespace)),
-            ("key", id(self.key)),
+            ("incarnation", number(line.incarnation)),
+            ("number", number(line.number)),
+            ("what", word(line.what, &requests)),
+            ("class", number(line.class)),
+            ("namespace", id(line.namespace)),
+            ("key", id(line.key)),
         ]
-    }
-}
-
-impl Fields for Splitter {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        vec![("closed", number(self.closed)), ("attempt", id(self.attempt))]
-    }
-}
-
-impl Fields for Claimant {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        vec![("ballot", number(self.ballot)), ("machine", id(self.machine))]
-    }
-}
-
-impl Fields for SeatClaim {
-    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        vec![
-            ("tag", number(self.tag)),
-            ("generation", number(self.generation)),
-            ("machine", id(self.machine)),
-            ("session", id(self.session)),
-            ("ended", id(self.ended)),
-        ]
-    }
+    };
+    Splitter |line, _, _| vec![("closed", number(line.closed)), ("attempt", id(line.attempt))];
+    Claimant |line, _, _| vec![("ballot", number(line.ballot)), ("machine", id(line.machine))];
+    SeatClaim |line, _, _| vec![
+        ("tag", number(line.tag)),
+        ("generation", number(line.generation)),
+        ("machine", id(line.machine)),
+        ("session", id(line.session)),
+        ("ended", id(line.ended)),
+    ];
 }

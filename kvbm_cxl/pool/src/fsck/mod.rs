@@ -51,7 +51,7 @@ pub fn check(lines: &Lines, seats: &[MachineId]) -> Result<Report> {
     damage::check(&view, &mut report);
     seats::check(&view, &mut report);
     places::check(&view, &mut report);
-    slots::check(&view, &mut report);
+    slots::check(&view, &mut report)?;
     locks::check(&view, &mut report);
     records::check(&view, &mut report);
     chunks::check(&view, &mut report)?;

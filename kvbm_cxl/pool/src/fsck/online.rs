@@ -13,31 +13,19 @@ use crate::media::{Geometry, Region};
 use crate::platform::MachineId;
 use std::time::Duration;
 
-/// What becomes of a damaged line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Healing {
-    /// It was damaged at the first look and verified at the second.
-    Healed,
-    /// Its owner runs and writes it again by itself.
-    ByOwner,
-    /// Hosts do without it: its content follows from other lines.
-    NotNeeded,
-    /// Its owner does not run: it is written again once a host of that machine does.
-    WhenOwnerRuns,
-    /// What it said is lost: an operator has to decide.
-    ByOperator,
-}
-
-impl Healing {
-    /// In a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Healing::Healed => "healed",
-            Healing::ByOwner => "by-owner",
-            Healing::NotNeeded => "not-needed",
-            Healing::WhenOwnerRuns => "when-owner-runs",
-            Healing::ByOperator => "by-operator",
-        }
+crate::named::named_enum! {
+    /// What becomes of a damaged line.
+    Healing {
+        /// It was damaged at the first look and verified at the second.
+        Healed = "healed",
+        /// Its owner runs and writes it again by itself.
+        ByOwner = "by-owner",
+        /// Hosts do without it: its content follows from other lines.
+        NotNeeded = "not-needed",
+        /// Its owner does not run: it is written again once a host of that machine does.
+        WhenOwnerRuns = "when-owner-runs",
+        /// What it said is lost: an operator has to decide.
+        ByOperator = "by-operator",
     }
 }
 

@@ -9,25 +9,15 @@ pub const MAX_FINDINGS: usize = 4096;
 /// Line writes that a report holds; a repair checks again after each round, so the rest comes then.
 const MAX_WRITES: usize = 1 << 18;
 
-/// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// Normal in a pool with this history: the next holder, manager or join deals with it.
-    Note,
-    /// Nothing wrong will be read because of it, but space, time or an operator's statement is lost.
-    Warning,
-    /// A rule of the format or of the protocols does not hold.
-    Error,
-}
-
-impl Severity {
-    /// In words.
-    pub fn name(self) -> &'static str {
-        match self {
-            Severity::Note => "note",
-            Severity::Warning => "warning",
-            Severity::Error => "error",
-        }
+crate::named::named_enum! {
+    /// How bad a finding is.
+    Severity {
+        /// Normal in a pool with this history: the next holder, manager or join deals with it.
+        Note = "note",
+        /// Nothing wrong will be read because of it, but space, time or an operator's statement is lost.
+        Warning = "warning",
+        /// A rule of the format or of the protocols does not hold.
+        Error = "error",
     }
 }
 
@@ -178,34 +168,4 @@ impl Report {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn finding(first: u64, meaning: &str) -> Finding {
-        Finding {
-            severity: Severity::Error,
-            rule: "test",
-            place: FindingPlace::Lines { region: Region::Grant, first, count: 1 },
-            meaning: meaning.into(),
-            remedy: Remedy::None("nothing"),
-        }
-    }
-
-    #[test]
-    fn neighbours_merge_and_others_do_not() {
-        let mut report = Report::default();
-        [finding(1, "a"), finding(2, "a"), finding(4, "a"), finding(5, "b")].into_iter().for_each(|found| report.add(found));
-        let places: Vec<_> = report.findings.iter().map(|found| found.place).collect();
-        let lines = |first, count| FindingPlace::Lines { region: Region::Grant, first, count };
-        assert_eq!(places, [lines(1, 2), lines(4, 1), lines(5, 1)]);
-        assert_eq!(report.count(Severity::Error), 3);
-    }
-
-    #[test]
-    fn a_report_is_bounded_and_counts_on() {
-        let mut report = Report::default();
-        (0..MAX_FINDINGS as u64 + 7).for_each(|index| report.add(finding(2 * index, "a")));
-        assert_eq!((report.findings.len(), report.omitted), (MAX_FINDINGS, [0, 0, 7]));
-        assert!(!report.is_clean());
-    }
-}
+mod tests;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Slots: bindings, and the lines that a slot's owner wrote under them.
 
-use super::report::{Remedy, Report, Severity};
+use super::report::{Finding, FindingPlace, Remedy, Report, Severity};
 use super::seats::USED_UP;
 use super::view::{View, add_finding};
+use crate::error::Result;
+use crate::host::is_name_damaged;
 use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::lock::{LOCK_CHUNKS, LOCK_OBJECTS, LOCK_TABLE};
 use crate::media::*;
@@ -12,7 +14,7 @@ use crate::platform::MachineId;
 pub(super) const NOT_THE_OWNER: Remedy = Remedy::None("none: a machine that does not own the slot wrote it (a cloned machine id?)");
 const NEXT_JOIN: Remedy = Remedy::None("the next join of its machine writes it again");
 
-pub(super) fn check(view: &View<'_>, report: &mut Report) {
+pub(super) fn check(view: &View<'_>, report: &mut Report) -> Result<()> {
     bindings(view, report);
     identities(view, report);
     check_owned(view, report, &view.summaries.cells, view.geometry.summary_lines(), |line| line.incarnation);
@@ -27,6 +29,19 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     check_owned(view, report, &view.asks.cells, 1, |line| line.incarnation);
     requests(view, report);
     intents(view, report);
+    names(view, report)
+}
+
+/// Names lie in no region: they are in the header of the first device.
+fn names(view: &View<'_>, report: &mut Report) -> Result<()> {
+    for slot in 0..view.geometry.slots {
+        if is_name_damaged(view.lines, slot)? {
+            let meaning = format!("the name of the machine of slot {slot} does not verify: commands show its id alone");
+            let place = FindingPlace::Superblock(0);
+            report.add(Finding { severity: Severity::Note, rule: "name.damaged", place, meaning, remedy: NEXT_JOIN });
+        }
+    }
+    Ok(())
 }
 
 fn bindings(view: &View<'_>, report: &mut Report) {

@@ -3,36 +3,25 @@
 
 use super::view::View;
 use crate::error::Result;
+use crate::host::machine_name;
 use crate::line::Lines;
 use crate::lock::LockId;
 use crate::media::*;
 use crate::platform::MachineId;
 
-/// How a slot stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotState {
-    /// It is free.
-    Free,
-    /// A machine was given it and has not finished joining.
-    Joining,
-    /// A host has it.
-    Live,
-    /// Its host left.
-    Left,
-    /// Its lines do not tell.
-    Unreadable,
-}
-
-impl SlotState {
-    /// In a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            SlotState::Free => "free",
-            SlotState::Joining => "joining",
-            SlotState::Live => "live",
-            SlotState::Left => "left",
-            SlotState::Unreadable => "unreadable",
-        }
+crate::named::named_enum! {
+    /// How a slot stands.
+    SlotState {
+        /// It is free.
+        Free = "free",
+        /// A machine was given it and has not finished joining.
+        Joining = "joining",
+        /// A host has it.
+        Live = "live",
+        /// Its host left.
+        Left = "left",
+        /// Its lines do not tell.
+        Unreadable = "unreadable",
     }
 }
 
@@ -45,6 +34,8 @@ pub struct SlotInfo {
     pub state: SlotState,
     /// The machine bound to it.
     pub machine: MachineId,
+    /// What people call that machine, in printable ASCII, as its host says; a hint.
+    pub name: Option<String>,
     /// The incarnation bound to it; 0 = never bound.
     pub incarnation: u32,
     /// A line that does not verify may bind a later one.
@@ -143,6 +134,18 @@ pub struct Survey {
     pub objects: Vec<ObjectInfo>,
 }
 
+impl Survey {
+    /// What people call a machine, where it has a slot and its name can be read.
+    pub fn name_of(&self, machine: MachineId) -> Option<&str> {
+        self.slots.iter().find(|slot| slot.machine == machine && slot.name.is_some())?.name.as_deref()
+    }
+
+    /// A machine as a sentence names it: with its name, if that is known.
+    pub fn machine_text(&self, machine: MachineId) -> String {
+        self.name_of(machine).map_or_else(|| machine.to_string(), |name| format!("{name} ({machine})"))
+    }
+}
+
 /// Reads the state of everything; lines that do not verify count as not there.
 pub fn survey(lines: &Lines, seats: &[MachineId]) -> Result<Survey> {
     let view = View::load(lines, seats)?;
@@ -176,6 +179,7 @@ fn slots(view: &View<'_>) -> Vec<SlotInfo> {
                 slot: slot as u16,
                 state,
                 machine: MachineId(bound.machine),
+                name: machine_name(view.lines, slot as u32, bound.incarnation),
                 incarnation: bound.incarnation,
                 is_binding_hidden: register.hidden,
                 heartbeat: view.summaries.get(slot * view.geometry.summary_lines()).map_or(0, |summary| summary.heartbeat),

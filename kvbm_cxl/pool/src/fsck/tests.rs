@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of checks, over a pool in ordinary memory.
 
+mod names;
 mod planted;
 
 use super::*;

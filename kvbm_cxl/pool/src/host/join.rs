@@ -4,7 +4,7 @@
 use super::hooks::{self, Hooks, Work};
 use super::local_mutex::Asker;
 use super::segment::{Segment, state};
-use super::{Host, HostConfig, Inner, witness};
+use super::{Host, HostConfig, Inner, names, witness};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::{DEVICE_HEADER_BYTES, INTENTS, JOINBOXES, MAX_NUMBER};
@@ -273,7 +273,8 @@ impl Inner {
             }
             // What cannot be read proves nothing; another slot may be free.
             let identity: Option<Identity> = if_whole(self.lines.fetch(slot as u64))?;
-            let left = identity.is_some_and(|found| found.state == Identity::LEFT && found.incarnation == binding.incarnation);
+            let is_its = |found: &Identity| found.incarnation == binding.incarnation || mutant!("join.any_departure_is_proof");
+            let left = identity.is_some_and(|found| found.state == Identity::LEFT && is_its(&found));
             if mutant!("join.suspicion_is_proof") && self.fenced_up_to(slot as u32)? >= binding.incarnation {
                 return Ok(true);
             }
@@ -383,6 +384,11 @@ impl Inner {
         }
         for line in 0..self.geometry().summary_lines() {
             self.publish_summary(line)?;
+        }
+        let name = self.platform.name();
+        if !name.is_empty() {
+            // For people alone: a name that cannot be written keeps no host out.
+            let _ = names::publish_name(&self.lines, slot, binding.incarnation, name.as_bytes());
         }
         self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
         point!("join.live");

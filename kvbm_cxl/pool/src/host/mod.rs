@@ -10,6 +10,7 @@ pub(crate) mod fence;
 mod hooks;
 mod join;
 pub(crate) mod local_mutex;
+mod names;
 pub(crate) mod segment;
 mod service;
 pub(crate) mod witness;
@@ -18,6 +19,10 @@ pub use config::{ENV_POLL_US, ENV_SUSPECT_MS, HostConfig};
 pub use damage::DamageCounts;
 pub use fence::FenceStatus;
 pub use hooks::{Hooks, Residue, Work};
+#[cfg(test)]
+pub(crate) use names::publish_name;
+pub use names::{MAX_NAME_BYTES, NameLine, machine_name, name_lines};
+pub(crate) use names::{is_name_damaged, machine_text, name_lines_end};
 pub use service::Service;
 
 use crate::background::FailedRounds;

@@ -28,15 +28,31 @@ pub(super) fn machine_id_in(base: &Path) -> Result<MachineId> {
     derive(base, Path::new("/etc/machine-id"))
 }
 
+/// What people call this machine: `CXL_MACHINE_ID` as it is given, else, or where that is an identity already, the system's host name.
+/// Empty where neither can be read: a machine may do without.
+pub(super) fn name() -> String {
+    let given = std::env::var_os(ENV_MACHINE_ID).map(|text| text.to_string_lossy().trim().to_owned());
+    name_of(given, Path::new("/proc/sys/kernel/hostname"))
+}
+
+fn name_of(given: Option<String>, host_name: &Path) -> String {
+    let given = given.filter(|text| identity_in(text).is_none());
+    given.unwrap_or_else(|| read_text(host_name).ok().flatten().unwrap_or_default())
+}
+
+/// The identity that a text of 32 hexadecimal digits is.
+fn identity_in(text: &str) -> Option<MachineId> {
+    let is_identity = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = is_identity.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+    number.map(|number| MachineId(number.to_be_bytes()))
+}
+
 fn parse(text: &str) -> Result<MachineId> {
     let text = text.trim();
     if text.is_empty() {
         return Err(Error::Invalid(format!("{ENV_MACHINE_ID} is set but empty: give it a text of this machine's own, or unset it")));
     }
-    let id = match u128::from_str_radix(text, 16) {
-        Ok(number) if text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) => MachineId(number.to_be_bytes()),
-        _ => digest(&[b"cxl-pool machine", text.as_bytes()]),
-    };
+    let id = identity_in(text).unwrap_or_else(|| digest(&[b"cxl-pool machine", text.as_bytes()]));
     if id.is_none() { Err(Error::Invalid(format!("{ENV_MACHINE_ID} cannot be all zero"))) } else { Ok(id) }
 }
 
@@ -44,7 +60,7 @@ fn parse(text: &str) -> Result<MachineId> {
 fn derive(base: &Path, system: &Path) -> Result<MachineId> {
     let base_text = base.as_os_str().as_bytes();
     // An image that was not booted yet says "uninitialized"; an empty file is common in containers.
-    let system_text = read_text(system)?.filter(|text| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let system_text = read_text(system)?.filter(|text| identity_in(text).is_some());
     match system_text {
         Some(text) => Ok(digest(&[b"cxl-pool system", text.as_bytes(), base_text])),
         None => Ok(digest(&[b"cxl-pool generated", generate(base)?.as_bytes(), base_text])),
@@ -116,6 +132,18 @@ mod tests {
         assert!(parse(&"0".repeat(32)).is_err());
         // Published test vector of the empty input, without the length that `digest` appends.
         assert_eq!(digest(&[]).to_string(), "6c62272e07bb014262b821756295c58d");
+    }
+
+    #[test]
+    fn the_name_is_the_given_text_or_else_the_host_name() {
+        let root = tempfile::tempdir().unwrap();
+        let host_name = root.path().join("hostname");
+        std::fs::write(&host_name, "node7\n").unwrap();
+        let given = |text: &str| name_of(Some(text.into()), &host_name);
+        assert_eq!(given("rack1/prefill"), "rack1/prefill");
+        assert_eq!(given(&"0f".repeat(16)), "node7", "an id is no name");
+        assert_eq!(name_of(None, &host_name), "node7");
+        assert_eq!(name_of(None, &root.path().join("missing")), "");
     }
 
     #[test]

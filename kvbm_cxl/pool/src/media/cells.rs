@@ -4,7 +4,6 @@
 use super::lines::{media_line, within};
 use super::{MediaLine, Region};
 use crate::limits::MAX_SLOTS;
-use bytemuck::{Pod, Zeroable};
 
 /// Hints in one hint line.
 pub const HINTS_PER_LINE: usize = 4;
@@ -13,37 +12,28 @@ pub const CELLS_PER_PIN: usize = 112;
 /// Cell chunks in one claim line.
 pub const CHUNKS_PER_CELL_CLAIM: usize = 448;
 
-/// DESC\[c\]: line c: the content of cell c.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Descriptor {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// [`Descriptor::FREE`] to [`Descriptor::RETIRING`].
-    pub state: u8,
-    /// [`Descriptor::NO_CHECKSUM`] or [`Descriptor::XXH3`]; the upper half is the version of the line, 0.
-    pub kind: u8,
-    /// Slot of the owner that wrote it.
-    pub owner: u16,
-    /// Incarnation of the owner that wrote it.
-    pub incarnation: u32,
-    /// Bytes of the block.
-    pub len_bytes: u32,
-    /// Counts up in the owner's incarnation and is never used again: with owner and incarnation the stamp.
-    pub seq: u64,
-    /// Key of the block.
-    pub key: [u8; 16],
-    /// Namespace of the key.
-    pub namespace: [u8; 16],
-    /// Checksum of the payload, as `kind` says.
-    pub checksum: u64,
-}
-media_line!(
-    Descriptor,
-    Descriptor {
-        crc @ 0, state @ 4, kind @ 5, owner @ 6, incarnation @ 8, len_bytes @ 12, seq @ 16, key @ 24, namespace @ 40, checksum @ 56
-    },
-    |line| {
+media_line! {
+    /// DESC\[c\]: line c: the content of cell c.
+    Descriptor in Descriptor {
+        /// [`Descriptor::FREE`] to [`Descriptor::RETIRING`].
+        @4 state: u8,
+        /// [`Descriptor::NO_CHECKSUM`] or [`Descriptor::XXH3`]; the upper half is the version of the line, 0.
+        @5 kind: u8,
+        /// Slot of the owner that wrote it.
+        @6 owner: u16,
+        /// Incarnation of the owner that wrote it.
+        @8 incarnation: u32,
+        /// Bytes of the block.
+        @12 len_bytes: u32,
+        /// Counts up in the owner's incarnation and is never used again: with owner and incarnation the stamp.
+        @16 seq: u64,
+        /// Key of the block.
+        @24 key: [u8; 16],
+        /// Namespace of the key.
+        @40 namespace: [u8; 16],
+        /// Checksum of the payload, as `kind` says.
+        @56 checksum: u64,
+    } where |line| {
         if line.state > Descriptor::RETIRING {
             return Err("unknown state");
         }
@@ -55,7 +45,7 @@ media_line!(
         }
         within([line.incarnation])
     }
-);
+}
 
 impl Descriptor {
     /// Nothing in it.
@@ -85,22 +75,19 @@ impl Descriptor {
     }
 }
 
-/// HINT\[i\]: line i of the table; stripe s has lines s * hint_lines_per_stripe and on.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct HintLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Version of the line, 0.
-    pub version: u8,
-    /// Zero.
-    pub reserved: [u8; 3],
-    /// Fingerprint (8 bytes) and cell (6 bytes), little-endian.
-    pub hints: [[u8; 14]; HINTS_PER_LINE],
+media_line! {
+    /// HINT\[i\]: line i of the table; stripe s has lines s * hint_lines_per_stripe and on.
+    HintLine in Hint {
+        /// Version of the line, 0.
+        @4 version: u8,
+        /// Zero.
+        @5 reserved: [u8; 3],
+        /// Fingerprint (8 bytes) and cell (6 bytes), little-endian.
+        @8 hints: [[u8; 14]; HINTS_PER_LINE],
+    } where |line| {
+        if line.version == 0 { Ok(()) } else { Err("unknown version") }
+    }
 }
-media_line!(HintLine, Hint { crc @ 0, version @ 4, reserved @ 5, hints @ 8 }, |line| {
-    if line.version == 0 { Ok(()) } else { Err("unknown version") }
-});
 
 /// One place of a hint line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,18 +144,15 @@ impl HintLine {
     }
 }
 
-/// PIN\[s\]\[i\]: line s * pin_lines + i: cells 112i to 112i+111 as host s uses them.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct PinLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the pinning host.
-    pub incarnation: u32,
-    /// 112 nibbles, lowest first: bit 3 pinned, bits 0 to 2 the tick of the last use (0 = never).
-    pub nibbles: [u64; 7],
+media_line! {
+    /// PIN\[s\]\[i\]: line s * pin_lines + i: cells 112i to 112i+111 as host s uses them.
+    PinLine in Pin {
+        /// Incarnation of the pinning host.
+        @4 incarnation: u32,
+        /// 112 nibbles, lowest first: bit 3 pinned, bits 0 to 2 the tick of the last use (0 = never).
+        @8 nibbles: [u64; 7],
+    } where |line| within([line.incarnation])
 }
-media_line!(PinLine, Pin { crc @ 0, incarnation @ 4, nibbles @ 8 }, |line| within([line.incarnation]));
 
 impl PinLine {
     /// Bit of a nibble that says pinned.
@@ -182,18 +166,15 @@ impl PinLine {
     }
 }
 
-/// CCLAIM\[s\]\[i\]: line s * cell_claim_lines + i: cell chunks 448i to 448i+447 that host s claims.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct CellClaim {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the claimant.
-    pub incarnation: u32,
-    /// One bit per cell chunk.
-    pub bits: [u8; CHUNKS_PER_CELL_CLAIM / 8],
+media_line! {
+    /// CCLAIM\[s\]\[i\]: line s * cell_claim_lines + i: cell chunks 448i to 448i+447 that host s claims.
+    CellClaim in CellClaim {
+        /// Incarnation of the claimant.
+        @4 incarnation: u32,
+        /// One bit per cell chunk.
+        @8 bits: [u8; CHUNKS_PER_CELL_CLAIM / 8],
+    } where |line| within([line.incarnation])
 }
-media_line!(CellClaim, CellClaim { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
 
 impl CellClaim {
     /// Whether cell chunk `bit` of the line is claimed.
@@ -208,37 +189,30 @@ impl CellClaim {
     }
 }
 
-/// ASK\[s\]: line s: what host s asks the owners of cells to do.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Ask {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the host that asks.
-    pub incarnation: u32,
-    /// Number of the request in that incarnation; 0 = none yet.
-    pub number: u64,
-    /// [`Ask::EVICT`] to [`Ask::ROOM`].
-    pub what: u32,
-    /// Class of the cells wanted, with [`Ask::ROOM`].
-    pub class: u32,
-    /// Zero.
-    pub reserved: [u32; 2],
-    /// Key to evict.
-    pub key: [u8; 16],
-    /// Namespace of the key, or to be cleared.
-    pub namespace: [u8; 16],
-}
-media_line!(
-    Ask,
-    Ask { crc @ 0, incarnation @ 4, number @ 8, what @ 16, class @ 20, reserved @ 24, key @ 32, namespace @ 48 },
-    |line| {
+media_line! {
+    /// ASK\[s\]: line s: what host s asks the owners of cells to do.
+    Ask in Ask {
+        /// Incarnation of the host that asks.
+        @4 incarnation: u32,
+        /// Number of the request in that incarnation; 0 = none yet.
+        @8 number: u64,
+        /// [`Ask::EVICT`] to [`Ask::ROOM`].
+        @16 what: u32,
+        /// Class of the cells wanted, with [`Ask::ROOM`].
+        @20 class: u32,
+        /// Zero.
+        @24 reserved: [u32; 2],
+        /// Key to evict.
+        @32 key: [u8; 16],
+        /// Namespace of the key, or to be cleared.
+        @48 namespace: [u8; 16],
+    } where |line| {
         if line.what > Ask::ROOM {
             return Err("unknown request");
         }
         within([line.incarnation])
     }
-);
+}
 
 impl Ask {
     /// Evict the block of one key.

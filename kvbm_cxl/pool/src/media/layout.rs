@@ -341,6 +341,24 @@ impl Layout {
         Err(Self::no_room(&geometry))
     }
 
+    /// The layout of a pool of another version, of which the lines of its hosts alone are known; `None` where those are not one summary per
+    /// slot within the pool.
+    pub(super) fn of_hosts(geometry: Geometry, known: [RegionSpan; 2]) -> Option<Self> {
+        geometry.check().ok()?;
+        let slots = u64::from(geometry.slots);
+        let lines = [slots, slots * geometry.summary_lines()];
+        let fits = |span: &RegionSpan| {
+            let end = span.lines.checked_mul(LINE_BYTES as u64).and_then(|bytes| span.offset.checked_add(bytes));
+            span.offset.is_multiple_of(LINE_BYTES as u64) && end.is_some_and(|end| end <= geometry.len_bytes)
+        };
+        if known.each_ref().map(|span| span.lines) != lines || !known.iter().all(fits) {
+            return None;
+        }
+        let mut spans = Region::ALL.map(|region| RegionSpan { region, offset: 0, lines: 0 });
+        known.into_iter().for_each(|span| spans[span.region as usize - 1] = span);
+        Some(Layout { geometry, chunks: 0, spans, cells_offset: geometry.len_bytes, data_offset: geometry.len_bytes })
+    }
+
     /// Lays out a pool whose metadata lies on a device of its own: the payload begins where that device ends, however much of it is used.
     fn apart(geometry: Geometry) -> Result<Self> {
         let (chunks, cells_offset, data_offset) = Self::chunks_behind(&geometry)?;

@@ -38,65 +38,73 @@ pub(super) fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static s
     if bits < MAX_NUMBER || numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
 }
 
-/// Asserts the size of a line structure and the offset of each of its fields, and ties it to its region.
-macro_rules! media_line {
-    ($name:ident, $region:ident { $($field:ident @ $offset:literal),* $(,)? }) => {
-        const _: () = {
-            assert!(size_of::<$name>() == 64);
-            $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
-        };
-        impl MediaLine for $name {
-            const REGION: Region = Region::$region;
+/// Declares the structure of a line: its CRC, then each field at its offset, which is asserted.
+macro_rules! line_structure {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* @$offset:literal $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+        pub struct $name {
+            /// CRC32C of the line.
+            pub crc: u32,
+            $($(#[$field_doc])* pub $field: $type,)*
         }
-    };
-    ($name:ident, $region:ident { $($field:ident @ $offset:literal),* $(,)? }, $check:expr) => {
+
         const _: () = {
-            assert!(size_of::<$name>() == 64);
+            assert!(size_of::<$name>() == $crate::limits::LINE_BYTES && std::mem::offset_of!($name, crc) == 0);
             $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
         };
-        impl MediaLine for $name {
-            const REGION: Region = Region::$region;
-            fn check(&self) -> Result<(), &'static str> {
-                let check: fn(&$name) -> Result<(), &'static str> = $check;
-                check(self)
+
+        impl Default for $name {
+            fn default() -> Self {
+                bytemuck::Zeroable::zeroed()
             }
         }
     };
 }
 
+/// Declares the structure of a region's lines; `where` checks what the CRC cannot know ([`MediaLine::check`]).
+macro_rules! media_line {
+    ($(#[$doc:meta])* $name:ident in $region:ident $fields:tt $(where $check:expr)?) => {
+        crate::media::line_structure!($(#[$doc])* $name $fields);
+
+        impl MediaLine for $name {
+            const REGION: Region = Region::$region;
+            $(fn check(&self) -> Result<(), &'static str> {
+                let check: fn(&$name) -> Result<(), &'static str> = $check;
+                check(self)
+            })?
+        }
+    };
+}
+
+pub(crate) use line_structure;
 pub(super) use media_line;
 
-/// SEAT\[k\]: line k.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Seat {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Epoch claimed by this seat; 0 = never.
-    pub epoch: u32,
-    /// Counts up while this seat serves, so that others see it alive.
-    pub beat: u64,
-    /// The machine that wrote it.
-    pub machine: [u8; 16],
-    /// The session of that machine; zero for a seat that the superblock gives to the machine.
-    pub session: [u8; 16],
-    /// Sessions that this seat was given to, this one included; 0 as `session` is.
-    pub generation: u32,
-    /// [`Seat::RELEASED`], or 0.
-    pub state: u32,
-    /// Zero.
-    pub reserved: u64,
-}
-media_line!(
-    Seat,
-    Seat { crc @ 0, epoch @ 4, beat @ 8, machine @ 16, session @ 32, generation @ 48, state @ 52, reserved @ 56 },
-    |line| {
+media_line! {
+    /// SEAT\[k\]: line k.
+    Seat in Seat {
+        /// Epoch claimed by this seat; 0 = never.
+        @4 epoch: u32,
+        /// Counts up while this seat serves, so that others see it alive.
+        @8 beat: u64,
+        /// The machine that wrote it.
+        @16 machine: [u8; 16],
+        /// The session of that machine; zero for a seat that the superblock gives to the machine.
+        @32 session: [u8; 16],
+        /// Sessions that this seat was given to, this one included; 0 as `session` is.
+        @48 generation: u32,
+        /// [`Seat::RELEASED`], or 0.
+        @52 state: u32,
+        /// Zero.
+        @56 reserved: u64,
+    } where |line| {
         if line.state > Seat::RELEASED {
             return Err("unknown state");
         }
         within([line.epoch, line.generation])
     }
-);
+}
 
 impl Seat {
     /// The session gave the seat up: this was its last write to any line of the seat.
@@ -126,101 +134,82 @@ impl Grant {
     pub const RECALL: u8 = 2;
 }
 
-/// GR\[k\]\[j\]: line k * grant_lines + j, locks 4j to 4j+3.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct GrantLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Epoch under which the line was last adopted or changed; 0 = never.
-    pub tag: u32,
-    /// The four locks.
-    pub grants: [Grant; LOCKS_PER_GRANT],
-    /// Zero.
-    pub reserved: u64,
-}
-media_line!(GrantLine, Grant { crc @ 0, tag @ 4, grants @ 8, reserved @ 56 }, |line| {
-    if line.grants.iter().any(|grant| usize::from(grant.slot) >= MAX_SLOTS) {
-        return Err("a grant to a slot above the highest that a pool has");
+media_line! {
+    /// GR\[k\]\[j\]: line k * grant_lines + j, locks 4j to 4j+3.
+    GrantLine in Grant {
+        /// Epoch under which the line was last adopted or changed; 0 = never.
+        @4 tag: u32,
+        /// The four locks.
+        @8 grants: [Grant; LOCKS_PER_GRANT],
+        /// Zero.
+        @56 reserved: u64,
+    } where |line| {
+        if line.grants.iter().any(|grant| usize::from(grant.slot) >= MAX_SLOTS) {
+            return Err("a grant to a slot above the highest that a pool has");
+        }
+        within([line.tag])?;
+        within(line.grants.map(|grant| grant.number))?;
+        within(line.grants.map(|grant| grant.incarnation))
     }
-    within([line.tag])?;
-    within(line.grants.map(|grant| grant.number))?;
-    within(line.grants.map(|grant| grant.incarnation))
-});
-
-/// BIND\[k\]\[i\]: line k * N + i: slot i.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Binding {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Epoch under which the line was last adopted or changed; 0 = never.
-    pub tag: u32,
-    /// Incarnation bound; 0 = never bound.
-    pub incarnation: u32,
-    /// Zero.
-    pub reserved0: u32,
-    /// The machine bound to it.
-    pub machine: [u8; 16],
-    /// The join attempt it was bound for.
-    pub nonce: [u8; 16],
-    /// Zero.
-    pub reserved: [u64; 2],
 }
-media_line!(
-    Binding,
-    Binding { crc @ 0, tag @ 4, incarnation @ 8, reserved0 @ 12, machine @ 16, nonce @ 32, reserved @ 48 },
-    |line| within([line.tag, line.incarnation])
-);
 
-/// FEN\[k\]\[i\]: line k * fence_lines + i, slots 12i to 12i+11. Only ever grows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct FenceLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Zero.
-    pub reserved0: u32,
-    /// Incarnation up to which each slot is fenced.
-    pub fenced: [u32; SLOTS_PER_FENCE],
-    /// Zero.
-    pub reserved: u64,
+media_line! {
+    /// BIND\[k\]\[i\]: line k * N + i: slot i.
+    Binding in Binding {
+        /// Epoch under which the line was last adopted or changed; 0 = never.
+        @4 tag: u32,
+        /// Incarnation bound; 0 = never bound.
+        @8 incarnation: u32,
+        /// Zero.
+        @12 reserved0: u32,
+        /// The machine bound to it.
+        @16 machine: [u8; 16],
+        /// The join attempt it was bound for.
+        @32 nonce: [u8; 16],
+        /// Zero.
+        @48 reserved: [u64; 2],
+    } where |line| within([line.tag, line.incarnation])
 }
-media_line!(FenceLine, Fence { crc @ 0, reserved0 @ 4, fenced @ 8, reserved @ 56 }, |line| within(line.fenced));
 
-/// DEAD\[k\]\[i\]: same form as [`FenceLine`]: incarnations whose death is proven. Only ever grows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct DeathLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Zero.
-    pub reserved0: u32,
-    /// Incarnation up to which each slot is proven dead.
-    pub dead: [u32; SLOTS_PER_FENCE],
-    /// Zero.
-    pub reserved: u64,
+media_line! {
+    /// FEN\[k\]\[i\]: line k * fence_lines + i, slots 12i to 12i+11. Only ever grows.
+    FenceLine in Fence {
+        /// Zero.
+        @4 reserved0: u32,
+        /// Incarnation up to which each slot is fenced.
+        @8 fenced: [u32; SLOTS_PER_FENCE],
+        /// Zero.
+        @56 reserved: u64,
+    } where |line| within(line.fenced)
 }
-media_line!(DeathLine, Death { crc @ 0, reserved0 @ 4, dead @ 8, reserved @ 56 }, |line| within(line.dead));
 
-/// JOINBOX\[b\]: line b. Any content, old or lost, only delays a machine.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct JoinBox {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Slot asked for.
-    pub slot: u32,
-    /// The machine that asks.
-    pub machine: [u8; 16],
-    /// Its fresh nonce.
-    pub nonce: [u8; 16],
-    /// The nonce that it found bound to the slot.
-    pub previous: [u8; 16],
-    /// [`JoinBox::vouching`] for `previous` where the asker states that the incarnation of that nonce has ended (LOCKS.md 12.19).
-    pub vouch: u64,
+media_line! {
+    /// DEAD\[k\]\[i\]: same form as [`FenceLine`]: incarnations whose death is proven. Only ever grows.
+    DeathLine in Death {
+        /// Zero.
+        @4 reserved0: u32,
+        /// Incarnation up to which each slot is proven dead.
+        @8 dead: [u32; SLOTS_PER_FENCE],
+        /// Zero.
+        @56 reserved: u64,
+    } where |line| within(line.dead)
 }
-media_line!(JoinBox, JoinBox { crc @ 0, slot @ 4, machine @ 8, nonce @ 24, previous @ 40, vouch @ 56 });
+
+media_line! {
+    /// JOINBOX\[b\]: line b. Any content, old or lost, only delays a machine.
+    JoinBox in JoinBox {
+        /// Slot asked for.
+        @4 slot: u32,
+        /// The machine that asks.
+        @8 machine: [u8; 16],
+        /// Its fresh nonce.
+        @24 nonce: [u8; 16],
+        /// The nonce that it found bound to the slot.
+        @40 previous: [u8; 16],
+        /// [`JoinBox::vouching`] for `previous` where the asker states that the incarnation of that nonce has ended (LOCKS.md 12.19).
+        @56 vouch: u64,
+    }
+}
 
 impl JoinBox {
     /// The word that vouches for the end of the incarnation with the nonce `previous`. It repeats the nonce, so that a box that two askers
@@ -235,41 +224,32 @@ impl JoinBox {
     }
 }
 
-/// ID\[s\]: line s.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Identity {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the slot's owner; 0 = never joined.
-    pub incarnation: u32,
-    /// [`Identity::LIVE`] or [`Identity::LEFT`]; 0 = never joined.
-    pub state: u32,
-    /// Fence acknowledged: no thread of this incarnation or an older one is inside a protected commit any more.
-    pub acknowledged: u32,
-    /// The machine.
-    pub machine: [u8; 16],
-    /// The join attempt.
-    pub nonce: [u8; 16],
-    /// Payload of this incarnation and older ones is not written any more (CACHE.md section 7, proof a).
-    pub drained: u32,
-    /// An incarnation that this host states to have ended, as [`Identity::report_of`] packs it; 0 = none. Never taken back.
-    pub report: u32,
-    /// First half of the machine's session, which may have a seat: the death of this incarnation is the death of that session.
-    pub session: u64,
-}
-media_line!(
-    Identity,
-    Identity {
-        crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, report @ 52, session @ 56,
-    },
-    |line| {
+media_line! {
+    /// ID\[s\]: line s.
+    Identity in Identity {
+        /// Incarnation of the slot's owner; 0 = never joined.
+        @4 incarnation: u32,
+        /// [`Identity::LIVE`] or [`Identity::LEFT`]; 0 = never joined.
+        @8 state: u32,
+        /// Fence acknowledged: no thread of this incarnation or an older one is inside a protected commit any more.
+        @12 acknowledged: u32,
+        /// The machine.
+        @16 machine: [u8; 16],
+        /// The join attempt.
+        @32 nonce: [u8; 16],
+        /// Payload of this incarnation and older ones is not written any more (CACHE.md section 7).
+        @48 drained: u32,
+        /// An incarnation that this host states to have ended, as [`Identity::report_of`] packs it; 0 = none. Never taken back.
+        @52 report: u32,
+        /// First half of the machine's session, which may have a seat: the death of this incarnation is the death of that session.
+        @56 session: u64,
+    } where |line| {
         if line.state > Identity::LEFT {
             return Err("unknown state");
         }
         within([line.incarnation, line.acknowledged, line.drained])
     }
-);
+}
 
 impl Identity {
     /// The slot is in use.
@@ -292,20 +272,17 @@ impl Identity {
     }
 }
 
-/// SUM\[s\]\[i\]: line s * summary_lines + i; the versions of request lines 24i to 24i+23. The heartbeat counts in line 0 only.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Summary {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the slot's owner.
-    pub incarnation: u32,
-    /// Heartbeat counter.
-    pub heartbeat: u64,
-    /// A number per request line that changes whenever the line does.
-    pub versions: [u16; VERSIONS_PER_SUMMARY],
+media_line! {
+    /// SUM\[s\]\[i\]: line s * summary_lines + i; the versions of request lines 24i to 24i+23. The heartbeat counts in line 0 only.
+    Summary in Summary {
+        /// Incarnation of the slot's owner.
+        @4 incarnation: u32,
+        /// Heartbeat counter.
+        @8 heartbeat: u64,
+        /// A number per request line that changes whenever the line does.
+        @16 versions: [u16; VERSIONS_PER_SUMMARY],
+    } where |line| within([line.incarnation])
 }
-media_line!(Summary, Summary { crc @ 0, incarnation @ 4, heartbeat @ 8, versions @ 16 }, |line| within([line.incarnation]));
 
 /// One lock's request.
 #[repr(C)]
@@ -326,77 +303,60 @@ impl Request {
     pub const DIRTY: u32 = 4;
 }
 
-/// REQ\[s\]\[j\]: line s * request_lines + j, locks 6j to 6j+5.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct RequestLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the slot's owner.
-    pub incarnation: u32,
-    /// The six locks.
-    pub requests: [Request; LOCKS_PER_REQUEST],
-    /// In line 0: the kernel and the file under which all processes of this incarnation are marked
-    /// ([`crate::platform::Platform::witness`]); 0 = none.
-    pub witness: u64,
+media_line! {
+    /// REQ\[s\]\[j\]: line s * request_lines + j, locks 6j to 6j+5.
+    RequestLine in Request {
+        /// Incarnation of the slot's owner.
+        @4 incarnation: u32,
+        /// The six locks.
+        @8 requests: [Request; LOCKS_PER_REQUEST],
+        /// In line 0: the kernel and the file under which all processes of this incarnation are marked
+        /// ([`crate::platform::Platform::witness`]); 0 = none.
+        @56 witness: u64,
+    } where |line| {
+        within([line.incarnation])?;
+        within(line.requests.map(|request| request.number))
+    }
 }
-media_line!(RequestLine, Request { crc @ 0, incarnation @ 4, requests @ 8, witness @ 56 }, |line| {
-    within([line.incarnation])?;
-    within(line.requests.map(|request| request.number))
-});
 
-/// INTENT\[s\]\[i\]: line s * INTENTS + i, i = the protected structure.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Intent {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the slot's owner.
-    pub incarnation: u32,
-    /// Lock under which the lines are written.
-    pub lock: u32,
-    /// Grant number of that lock.
-    pub grant: u32,
-    /// How many of `lines` count; 0 = nothing intended.
-    pub count: u32,
-    /// Structure-specific repair data.
-    pub data: u32,
-    /// Numbers of the lines about to be written, in the structure's own numbering.
-    pub lines: [u32; INTENT_LINES],
-}
-media_line!(
-    Intent,
-    Intent { crc @ 0, incarnation @ 4, lock @ 8, grant @ 12, count @ 16, data @ 20, lines @ 24 },
-    |line| {
+media_line! {
+    /// INTENT\[s\]\[i\]: line s * INTENTS + i, i = the protected structure.
+    Intent in Intent {
+        /// Incarnation of the slot's owner.
+        @4 incarnation: u32,
+        /// Lock under which the lines are written.
+        @8 lock: u32,
+        /// Grant number of that lock.
+        @12 grant: u32,
+        /// How many of `lines` count; 0 = nothing intended.
+        @16 count: u32,
+        /// Structure-specific repair data.
+        @20 data: u32,
+        /// Numbers of the lines about to be written, in the structure's own numbering.
+        @24 lines: [u32; INTENT_LINES],
+    } where |line| {
         if line.count as usize > INTENT_LINES {
             return Err("more intended lines than fit");
         }
         within([line.incarnation, line.grant])
     }
-);
-
-/// REC\[s\]\[r\]: line s * records + r. The value of record r is that of the highest (grant, version) over all slots.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Record {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Grant number under which it was written; 0 = never.
-    pub grant: u32,
-    /// Version of the value, rising by one with each commit.
-    pub version: u32,
-    /// Incarnation of the writer.
-    pub incarnation: u32,
-    /// Zero.
-    pub reserved: u64,
-    /// The value.
-    pub data: [u8; RECORD_BYTES],
 }
-media_line!(
-    Record,
-    Record { crc @ 0, grant @ 4, version @ 8, incarnation @ 12, reserved @ 16, data @ 24 },
-    |line| within([line.grant, line.version, line.incarnation])
-);
+
+media_line! {
+    /// REC\[s\]\[r\]: line s * records + r. The value of record r is that of the highest (grant, version) over all slots.
+    Record in Record {
+        /// Grant number under which it was written; 0 = never.
+        @4 grant: u32,
+        /// Version of the value, rising by one with each commit.
+        @8 version: u32,
+        /// Incarnation of the writer.
+        @12 incarnation: u32,
+        /// Zero.
+        @16 reserved: u64,
+        /// The value.
+        @24 data: [u8; RECORD_BYTES],
+    } where |line| within([line.grant, line.version, line.incarnation])
+}
 
 /// The value of an object record: a name and where it points.
 #[repr(C)]
@@ -428,84 +388,60 @@ impl ObjectValue {
     pub const LISTENER: u16 = 1;
 }
 
-/// CLAIM\[s\]\[i\]: line s * claim_lines + i, chunks 448i to 448i+447.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Claim {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the claimant.
-    pub incarnation: u32,
-    /// One bit per chunk.
-    pub bits: [u8; CHUNKS_PER_CLAIM / 8],
+media_line! {
+    /// CLAIM\[s\]\[i\]: line s * claim_lines + i, chunks 448i to 448i+447.
+    Claim in Claim {
+        /// Incarnation of the claimant.
+        @4 incarnation: u32,
+        /// One bit per chunk.
+        @8 bits: [u8; CHUNKS_PER_CLAIM / 8],
+    } where |line| within([line.incarnation])
 }
-media_line!(Claim, Claim { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
 
-/// FREEBOX\[s\]\[o\]: line s * N + o: blocks that slot s wants slot o to free.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct FreeBox {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the sender.
-    pub incarnation: u32,
-    /// Incarnation of the receiver it is meant for.
-    pub receiver: u32,
-    /// Number of this message; the next one waits for its acknowledgement.
-    pub sequence: u32,
-    /// Pool offsets of the blocks; 0 = none.
-    pub offsets: [u64; BLOCKS_PER_FREE_BOX],
+media_line! {
+    /// FREEBOX\[s\]\[o\]: line s * N + o: blocks that slot s wants slot o to free.
+    FreeBox in FreeBox {
+        /// Incarnation of the sender.
+        @4 incarnation: u32,
+        /// Incarnation of the receiver it is meant for.
+        @8 receiver: u32,
+        /// Number of this message; the next one waits for its acknowledgement.
+        @12 sequence: u32,
+        /// Pool offsets of the blocks; 0 = none.
+        @16 offsets: [u64; BLOCKS_PER_FREE_BOX],
+    } where |line| within([line.incarnation, line.receiver, line.sequence])
 }
-media_line!(
-    FreeBox,
-    FreeBox { crc @ 0, incarnation @ 4, receiver @ 8, sequence @ 12, offsets @ 16 },
-    |line| within([line.incarnation, line.receiver, line.sequence])
-);
 
-/// FREEACK\[o\]\[s\]: line o * N + s: what slot o has taken out of FREEBOX\[s\]\[o\].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct FreeAck {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the receiver.
-    pub incarnation: u32,
-    /// Incarnation of the sender.
-    pub sender: u32,
-    /// Last message taken.
-    pub sequence: u32,
-    /// Zero.
-    pub reserved: [u64; 6],
+media_line! {
+    /// FREEACK\[o\]\[s\]: line o * N + s: what slot o has taken out of FREEBOX\[s\]\[o\].
+    FreeAck in FreeAck {
+        /// Incarnation of the receiver.
+        @4 incarnation: u32,
+        /// Incarnation of the sender.
+        @8 sender: u32,
+        /// Last message taken.
+        @12 sequence: u32,
+        /// Zero.
+        @16 reserved: [u64; 6],
+    } where |line| within([line.incarnation, line.sender, line.sequence])
 }
-media_line!(
-    FreeAck,
-    FreeAck { crc @ 0, incarnation @ 4, sender @ 8, sequence @ 12, reserved @ 16 },
-    |line| within([line.incarnation, line.sender, line.sequence])
-);
 
-/// CHUNK\[c\]: line c: what the chunk is cut into.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct ChunkHead {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Slot of the owner that wrote it.
-    pub slot: u32,
-    /// Incarnation of the owner that wrote it.
-    pub incarnation: u32,
-    /// [`ChunkHead::UNCUT`], [`ChunkHead::BLOCKS`], [`ChunkHead::RUN`] or [`ChunkHead::INSIDE`].
-    pub state: u32,
-    /// Size of a block in bytes (`BLOCKS`), or of the whole run (`RUN`).
-    pub block_bytes: u64,
-    /// Chunks of the run (`RUN`), or the run's first chunk (`INSIDE`).
-    pub run: u64,
-    /// Zero.
-    pub reserved: [u64; 4],
-}
-media_line!(
-    ChunkHead,
-    ChunkHead { crc @ 0, slot @ 4, incarnation @ 8, state @ 12, block_bytes @ 16, run @ 24, reserved @ 32 },
-    |line| {
+media_line! {
+    /// CHUNK\[c\]: line c: what the chunk is cut into.
+    ChunkHead in ChunkHead {
+        /// Slot of the owner that wrote it.
+        @4 slot: u32,
+        /// Incarnation of the owner that wrote it.
+        @8 incarnation: u32,
+        /// [`ChunkHead::UNCUT`], [`ChunkHead::BLOCKS`], [`ChunkHead::RUN`] or [`ChunkHead::INSIDE`].
+        @12 state: u32,
+        /// Size of a block in bytes (`BLOCKS`), or of the whole run (`RUN`).
+        @16 block_bytes: u64,
+        /// Chunks of the run (`RUN`), or the run's first chunk (`INSIDE`).
+        @24 run: u64,
+        /// Zero.
+        @32 reserved: [u64; 4],
+    } where |line| {
         if line.state > ChunkHead::INSIDE {
             return Err("unknown state");
         }
@@ -514,7 +450,7 @@ media_line!(
         }
         within([line.incarnation])
     }
-);
+}
 
 impl ChunkHead {
     /// Not cut: nothing is allocated in it.
@@ -527,28 +463,22 @@ impl ChunkHead {
     pub const INSIDE: u32 = 3;
 }
 
-/// KEEP\[c\]\[i\]: line c * keep_lines + i: blocks 448i to 448i+447 of chunk c that outlive their host.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct KeepMap {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the chunk's owner.
-    pub incarnation: u32,
-    /// One bit per block.
-    pub bits: [u8; BLOCKS_PER_KEEP / 8],
+media_line! {
+    /// KEEP\[c\]\[i\]: line c * keep_lines + i: blocks 448i to 448i+447 of chunk c that outlive their host.
+    KeepMap in KeepMap {
+        /// Incarnation of the chunk's owner.
+        @4 incarnation: u32,
+        /// One bit per block.
+        @8 bits: [u8; BLOCKS_PER_KEEP / 8],
+    } where |line| within([line.incarnation])
 }
-media_line!(KeepMap, KeepMap { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
 
-/// STATS\[s\]\[i\]: line s * stats_lines + i: counters 7i to 7i+6 of [`crate::metrics::stats::Stat`]. Nothing depends on them.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct StatsLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the slot's owner.
-    pub incarnation: u32,
-    /// The counters.
-    pub counters: [u64; COUNTERS_PER_STATS],
+media_line! {
+    /// STATS\[s\]\[i\]: line s * stats_lines + i: counters 7i to 7i+6 of [`crate::metrics::stats::Stat`]. Nothing depends on them.
+    StatsLine in Stats {
+        /// Incarnation of the slot's owner.
+        @4 incarnation: u32,
+        /// The counters.
+        @8 counters: [u64; COUNTERS_PER_STATS],
+    } where |line| within([line.incarnation])
 }
-media_line!(StatsLine, Stats { crc @ 0, incarnation @ 4, counters @ 8 }, |line| within([line.incarnation]));

@@ -48,6 +48,7 @@ mod superblock;
 
 pub use cells::*;
 pub use layout::{CellClass, FIRST_STRIPE_LOCK, Geometry, Layout, RegionSpan};
+pub(crate) use lines::line_structure;
 pub use lines::*;
 pub use places::*;
 pub use stripes::{Piece, Stripes};
@@ -56,127 +57,68 @@ pub use superblock::{
     SuperblockParts, VERSION, WIDE_STATS, uuid_text,
 };
 
-/// A region of metadata lines. The numbers are part of the format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u32)]
-pub enum Region {
-    /// Epoch claimed by each manager seat.
-    Seat = 1,
-    /// Lock grants, one copy per seat.
-    Grant = 2,
-    /// Slot bindings, one copy per seat.
-    Binding = 3,
-    /// Fenced incarnations, one row per seat.
-    Fence = 4,
-    /// Proven deaths, one row per seat.
-    Death = 5,
-    /// Hints of machines that ask for a slot.
-    JoinBox = 6,
-    /// Who holds a slot.
-    Identity = 7,
-    /// Heartbeats and request versions.
-    Summary = 8,
-    /// Lock requests.
-    Request = 9,
-    /// Lines a commit is about to write.
-    Intent = 10,
-    /// Host-owned protected records (class A).
-    Record = 11,
-    /// Chunks claimed by a host.
-    Claim = 12,
-    /// Blocks freed by a host that does not own their chunk.
-    FreeBox = 13,
-    /// What the owner has taken out of a free box.
-    FreeAck = 14,
-    /// What a chunk is cut into.
-    ChunkHead = 15,
-    /// Blocks of a chunk that outlive the process and host that allocated them.
-    KeepMap = 16,
-    /// What a host counted, for operators.
-    Stats = 17,
-    /// The content of a cell of the prefix cache.
-    Descriptor = 18,
-    /// Hash table of the prefix cache: fingerprint to cell.
-    Hint = 19,
-    /// Cells that a host pins, and when it used them.
-    Pin = 20,
-    /// Cell chunks claimed by a host.
-    CellClaim = 21,
-    /// What a host asks the owners of cells to do.
-    Ask = 22,
-    /// Where a machine that nothing is known of gets a place of its own.
-    Splitter = 23,
-    /// Whose a place is, and its newest ballot.
-    Claimant = 24,
-    /// Which session has a seat, one copy per place.
-    SeatClaim = 25,
+crate::named::named_enum! {
+    /// A region of metadata lines. The numbers are part of the format.
+    #[repr(u32)]
+    Region {
+        /// Epoch claimed by each manager seat.
+        Seat(1) = "Seat",
+        /// Lock grants, one copy per seat.
+        Grant(2) = "Grant",
+        /// Slot bindings, one copy per seat.
+        Binding(3) = "Binding",
+        /// Fenced incarnations, one row per seat.
+        Fence(4) = "Fence",
+        /// Proven deaths, one row per seat.
+        Death(5) = "Death",
+        /// Hints of machines that ask for a slot.
+        JoinBox(6) = "JoinBox",
+        /// Who holds a slot.
+        Identity(7) = "Identity",
+        /// Heartbeats and request versions.
+        Summary(8) = "Summary",
+        /// Lock requests.
+        Request(9) = "Request",
+        /// Lines a commit is about to write.
+        Intent(10) = "Intent",
+        /// Host-owned protected records (class A).
+        Record(11) = "Record",
+        /// Chunks claimed by a host.
+        Claim(12) = "Claim",
+        /// Blocks freed by a host that does not own their chunk.
+        FreeBox(13) = "FreeBox",
+        /// What the owner has taken out of a free box.
+        FreeAck(14) = "FreeAck",
+        /// What a chunk is cut into.
+        ChunkHead(15) = "ChunkHead",
+        /// Blocks of a chunk that outlive the process and host that allocated them.
+        KeepMap(16) = "KeepMap",
+        /// What a host counted, for operators.
+        Stats(17) = "Stats",
+        /// The content of a cell of the prefix cache.
+        Descriptor(18) = "Descriptor",
+        /// Hash table of the prefix cache: fingerprint to cell.
+        Hint(19) = "Hint",
+        /// Cells that a host pins, and when it used them.
+        Pin(20) = "Pin",
+        /// Cell chunks claimed by a host.
+        CellClaim(21) = "CellClaim",
+        /// What a host asks the owners of cells to do.
+        Ask(22) = "Ask",
+        /// Where a machine that nothing is known of gets a place of its own.
+        Splitter(23) = "Splitter",
+        /// Whose a place is, and its newest ballot.
+        Claimant(24) = "Claimant",
+        /// Which session has a seat, one copy per place.
+        SeatClaim(25) = "SeatClaim",
+    }
 }
 
 impl Region {
-    /// Its name, as errors say it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Region::Seat => "Seat",
-            Region::Grant => "Grant",
-            Region::Binding => "Binding",
-            Region::Fence => "Fence",
-            Region::Death => "Death",
-            Region::JoinBox => "JoinBox",
-            Region::Identity => "Identity",
-            Region::Summary => "Summary",
-            Region::Request => "Request",
-            Region::Intent => "Intent",
-            Region::Record => "Record",
-            Region::Claim => "Claim",
-            Region::FreeBox => "FreeBox",
-            Region::FreeAck => "FreeAck",
-            Region::ChunkHead => "ChunkHead",
-            Region::KeepMap => "KeepMap",
-            Region::Stats => "Stats",
-            Region::Descriptor => "Descriptor",
-            Region::Hint => "Hint",
-            Region::Pin => "Pin",
-            Region::CellClaim => "CellClaim",
-            Region::Ask => "Ask",
-            Region::Splitter => "Splitter",
-            Region::Claimant => "Claimant",
-            Region::SeatClaim => "SeatClaim",
-        }
-    }
-
     /// The region of that name.
     pub fn of_name(name: &str) -> Option<Region> {
         Region::ALL.into_iter().find(|region| region.name() == name)
     }
-
-    /// All regions, in the order in which they lie in the pool.
-    pub const ALL: [Region; 25] = [
-        Region::Seat,
-        Region::Grant,
-        Region::Binding,
-        Region::Fence,
-        Region::Death,
-        Region::JoinBox,
-        Region::Identity,
-        Region::Summary,
-        Region::Request,
-        Region::Intent,
-        Region::Record,
-        Region::Claim,
-        Region::FreeBox,
-        Region::FreeAck,
-        Region::ChunkHead,
-        Region::KeepMap,
-        Region::Stats,
-        Region::Descriptor,
-        Region::Hint,
-        Region::Pin,
-        Region::CellClaim,
-        Region::Ask,
-        Region::Splitter,
-        Region::Claimant,
-        Region::SeatClaim,
-    ];
 }
 
 // A region's number is its place in the table.

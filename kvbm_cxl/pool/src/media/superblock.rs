@@ -6,6 +6,8 @@
 //!
 //! Feature bits, for a program that does not know one: **compat** - ignore it; **ro-compat** - read, never write; **incompat** - refuse.
 
+mod earlier;
+
 use super::{CellClass, FIRST_STATS_LINES, Geometry, Layout, Region, STATS_LINES, Stripes};
 use crate::error::{Error, Result, escaped};
 use crate::limits::{CELL_CLASSES, MAX_DEVICES, MAX_OPEN_SEATS};
@@ -358,12 +360,26 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
     text
 }
 
-/// Checks everything after the magic. The version comes before the CRC, because a newer version may keep its CRC elsewhere.
+/// Checks everything after the magic, of a pool of this version. The version comes before the CRC, because a newer version may keep its
+/// CRC elsewhere.
 fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
     if raw.major != VERSION.0 {
         let age = if raw.major > VERSION.0 { "newer" } else { "older" };
         return Err(format!("format version {}.{} is {age} than this program's {}.{}", raw.major, raw.minor, VERSION.0, VERSION.1));
     }
+    let (geometry, coherence) = check_numbers(raw)?;
+    let stripes = Stripes::of(&geometry).map_err(|error| format!("malformed geometry: {error}"))?;
+    let layout = Layout::new(geometry).map_err(|error| format!("malformed geometry: {error}"))?;
+    let mut table = [RegionEntry::zeroed(); REGION_ENTRIES];
+    if raw.layout_digest != layout.digest() || region_entries(&layout, &mut table) != raw.regions || table != raw.region_table {
+        return Err("its layout is not the one that this program computes from its geometry: use the version that formatted it".into());
+    }
+    check_tables(raw, &stripes)?;
+    Ok((layout, coherence))
+}
+
+/// Checks the checksum, and the numbers that every version so far has at these places.
+fn check_numbers(raw: &Raw) -> std::result::Result<(Geometry, CoherenceMode), String> {
     if raw.crc != crc(raw) {
         return Err("damaged: the superblock's checksum differs (a torn format, or a bad device)".into());
     }
@@ -398,20 +414,14 @@ fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
         cells_per_chunk: raw.cells_per_chunk,
         cells: raw.cell_table.map(|entry| CellClass { cell_bytes: entry.cell_bytes, chunks: entry.chunks }),
     };
-    let stripes = Stripes::of(&geometry).map_err(|error| format!("malformed geometry: {error}"))?;
-    let layout = Layout::new(geometry).map_err(|error| format!("malformed geometry: {error}"))?;
-    let mut table = [RegionEntry::zeroed(); REGION_ENTRIES];
-    if raw.layout_digest != layout.digest() || region_entries(&layout, &mut table) != raw.regions || table != raw.region_table {
-        return Err("its layout is not the one that this program computes from its geometry: use the version that formatted it".into());
-    }
+    Ok((geometry, coherence))
+}
+
+/// Checks the tables of devices and seats of a geometry that is within its bounds.
+fn check_tables(raw: &Raw, stripes: &Stripes) -> std::result::Result<(), String> {
     if raw.device_index >= raw.devices {
         return Err(format!("malformed: device index {} of {}", raw.device_index, raw.devices));
     }
-    check_tables(raw, &stripes)?;
-    Ok((layout, coherence))
-}
-
-fn check_tables(raw: &Raw, stripes: &Stripes) -> std::result::Result<(), String> {
     let (devices, unused_devices) = raw.device_table.split_at(raw.devices as usize);
     let (seats, unused_seats) = raw.seat_table.split_at(raw.seats as usize);
     if unused_devices.iter().any(|entry| *entry != DeviceEntry::zeroed()) || unused_seats.iter().any(|seat| *seat != [0; 16]) {

@@ -3,11 +3,11 @@
 //! the others have their names in its superblock.
 
 use super::former::FormerHosts;
+use super::media::fetch_any_superblock;
 use super::{FormatOptions, HeaderContent, OpenOptions, Pool};
 use crate::device::{DevicePart, PoolSpec};
 use crate::error::{Error, Result};
 use crate::host::HostConfig;
-use crate::line::crc_seed;
 use crate::media::{Superblock, uuid_text};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const STEP: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub(super) struct Before {
     pools: Vec<Former>,
-    /// There is one whose hosts cannot be watched: another version, damaged, or in part on devices that were not found.
+    /// There is one whose hosts cannot be watched: an unknown version, damaged, or in part on devices that were not found.
     has_unseen: bool,
 }
 
@@ -33,12 +33,20 @@ impl Before {
     /// Opens the pools that are there and sees whether hosts use them. `contents` of the devices, in the order of [`PoolSpec::parts`].
     ///
     /// # Errors
-    /// [`Error::InUse`] when some do, and [`Error::HostsUnseen`] where a device of a pool is not found, unless hosts are to be evicted.
+    /// [`Error::InUse`] when some do, and [`Error::HostsUnseen`] where a device of a pool is not found or its version is unknown, unless
+    /// hosts are to be evicted.
     pub fn look(spec: &PoolSpec, contents: &[HeaderContent], options: &FormatOptions) -> Result<Before> {
         let at_hand: Vec<_> = spec.parts().zip(contents).collect();
         let (mut before, mut seen) = (Before::default(), Vec::<&Superblock>::new());
         for (part, content) in &at_hand {
-            let HeaderContent::Pool(superblock) = content else {
+            let superblock = match content {
+                HeaderContent::Unreadable { uuid, reason, is_sound: true } if !options.evict_hosts => {
+                    let (device, pool) = (part.to_string(), uuid_text(uuid));
+                    return Err(Error::HostsUnseen { device, pool, reason: reason.clone() });
+                }
+                _ => content.superblock(),
+            };
+            let Some(superblock) = superblock else {
                 before.has_unseen |= content.is_pool();
                 continue;
             };
@@ -46,7 +54,7 @@ impl Before {
                 continue;
             }
             seen.push(superblock);
-            match all_parts(superblock, &at_hand).and_then(|parts| Pool::open_parts(parts, &reading(options))) {
+            match all_parts(superblock, &at_hand).and_then(|parts| Pool::open_parts(parts, &reading(options), fetch_any_superblock)) {
                 Ok(pool) => before.pools.push(Former::look(&pool, options)?),
                 Err(error) if superblock.devices().len() > 1 && !options.evict_hosts => {
                     return Err(Error::HostsUnseen {
@@ -81,7 +89,7 @@ impl Before {
 
 impl Former {
     fn look(pool: &Pool, options: &FormatOptions) -> Result<Former> {
-        let seed = crc_seed(pool.superblock().uuid(), pool.superblock().incarnation());
+        let seed = pool.lines().crc_seed();
         let (begun, patience_ns) = (Instant::now(), HostConfig::from_env()?.suspect_ms * 1_000_000);
         let mut hosts = FormerHosts::new(pool.lines().clone(), patience_ns, 0)?;
         while !options.evict_hosts && !hosts.look(since(begun))? {
@@ -114,9 +122,8 @@ impl Former {
 
 /// The parts of all devices of a pool: those at hand that are its, and the others by their names in its superblock.
 fn all_parts(superblock: &Superblock, at_hand: &[(DevicePart, &HeaderContent)]) -> Result<Vec<DevicePart>> {
-    let holds = |content: &HeaderContent, index| match content {
-        HeaderContent::Pool(found) => found.is_copy_of(superblock) && found.device_index() == index,
-        _ => false,
+    let holds = |content: &HeaderContent, index| {
+        content.superblock().is_some_and(|found| found.is_copy_of(superblock) && found.device_index() == index)
     };
     let part = |(index, name): (usize, String)| match at_hand.iter().find(|(_, content)| holds(content, index)) {
         Some((part, _)) => Ok(part.clone()),

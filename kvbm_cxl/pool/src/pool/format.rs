@@ -3,6 +3,8 @@
 //! written.
 
 use super::before::{Before, reading};
+use super::content;
+use super::media::fetch_any_superblock;
 use super::{CellArea, FormatOptions, HeaderContent, Pool, Share, erase_superblocks, inspect_header};
 use crate::coherence::{Coherence, CoherenceOptions, over_mapping};
 use crate::device::{Access, Device, DevicePart, PoolSpec, map_header, mapping_limit};
@@ -24,7 +26,7 @@ pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
         devices.push(device.part(part.offset_bytes, Some(unit_bytes))?);
     }
     super::refuse_duplicates(&devices)?;
-    let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
+    let mut turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
     let (mut headers, mut contents) = (Vec::with_capacity(devices.len()), Vec::with_capacity(devices.len()));
     for device in &devices {
         let header = over_mapping(map_header(device)?, &CoherenceOptions::default())?;
@@ -35,14 +37,34 @@ pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
         headers.push(header);
         contents.push(found);
     }
-    let has_others = |found: &HeaderContent| matches!(found, HeaderContent::Pool(superblock) if superblock.devices().len() > 1);
+    let mut parts = Vec::new();
+    for (header, content) in devices.iter().zip(&contents) {
+        let Some(part) = part_of(header, content)? else { continue };
+        let (start, header_bytes) = (header.info().offset_bytes, header.info().len_bytes);
+        if part.info().len_bytes > header_bytes {
+            let rest = part.whole()?.part(start + header_bytes, Some(part.info().len_bytes - header_bytes))?;
+            turns.push(rest.lock_for_format()?);
+        }
+        parts.push(part);
+    }
+    let has_others = |found: &HeaderContent| found.superblock().is_some_and(|superblock| superblock.devices().len() > 1);
     if contents.iter().any(has_others) && !options.evict_hosts {
         // Erased in part, it would leave devices that hold a pool and can be opened as none.
-        Pool::open(spec, &reading(options))?;
+        Pool::open_parts(spec.parts(), &reading(options), fetch_any_superblock)?;
     }
     let before = Before::look(spec, &contents, options)?;
     headers.iter().try_for_each(|header| erase_superblocks(&*header.memory, 1))?;
-    before.wait_until_stopped()
+    before.wait_until_stopped()?;
+    parts.iter().try_for_each(content::clear)
+}
+
+/// What a pool has of a device; none where its superblock does not tell.
+fn part_of(header: &Device, content: &HeaderContent) -> Result<Option<Device>> {
+    let Some(superblock) = content.superblock() else { return Ok(None) };
+    let (whole, start) = (header.whole()?, header.info().offset_bytes);
+    let pool_bytes = Stripes::of(superblock.layout().geometry())?.device_len_bytes(superblock.device_index());
+    let len_bytes = pool_bytes.min(whole.info().len_bytes.saturating_sub(start));
+    whole.part(start, Some(len_bytes)).map(Some)
 }
 
 /// An incarnation whose checksums begin elsewhere than those of the pool before.
@@ -70,17 +92,8 @@ pub(super) fn open_devices(spec: &PoolSpec, options: &FormatOptions) -> Result<(
 }
 
 /// The content of the devices of a format.
-///
-/// # Errors
-/// [`Error::NotAPool`] naming anything that is there, unless that is to be overwritten.
-pub(super) fn contents(devices: &[Device], memory: &dyn Coherence, options: &FormatOptions) -> Result<Vec<HeaderContent>> {
-    let content = |(index, device): (usize, &Device)| {
-        let found = inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().label())?;
-        if !options.force && !matches!(found, HeaderContent::Empty) {
-            return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
-        }
-        Ok(found)
-    };
+pub(super) fn contents(devices: &[Device], memory: &dyn Coherence) -> Result<Vec<HeaderContent>> {
+    let content = |(index, device): (usize, &Device)| inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().label());
     devices.iter().enumerate().map(content).collect()
 }
 

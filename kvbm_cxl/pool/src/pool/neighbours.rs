@@ -4,7 +4,7 @@
 //! A pool begins with a superblock at a multiple of the device's unit, and owns every byte within its length, whatever it looks like.
 //! So the device is walked from its start: from one pool to its end, elsewhere from unit to unit.
 
-use super::media::fetch_superblock;
+use super::media::fetch_any_superblock;
 use crate::coherence::{CoherenceOptions, over_mapping};
 use crate::device::{Device, map_part};
 use crate::error::{Error, PartitionProblem, Result};
@@ -22,7 +22,7 @@ pub struct PoolOnDevice {
     pub len_bytes: u64,
     /// Its UUID.
     pub uuid: [u8; 16],
-    /// Whether its superblock verifies.
+    /// Whether its superblock verifies, be it of an earlier version.
     pub is_readable: bool,
 }
 
@@ -59,7 +59,7 @@ pub fn pools_on(device: &Device) -> Result<Vec<PoolOnDevice>> {
                 at = place + unit;
                 continue;
             };
-            let (len_bytes, is_readable) = match fetch_superblock(memory, place - start, &whole.info().name) {
+            let (len_bytes, is_readable) = match fetch_any_superblock(memory, place - start, &whole.info().name) {
                 Ok(superblock) => (Stripes::of(superblock.layout().geometry())?.device_len_bytes(superblock.device_index()), true),
                 Err(Error::NotAPool { .. }) => (unit, false),
                 Err(error) => return Err(error),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 mod apart;
+mod content;
+mod earlier;
 
 use super::*;
 use crate::line::{empty_line, verify_line};
@@ -85,7 +87,7 @@ fn open_read_only(spec: &PoolSpec) -> Result<Pool> {
 
 fn refusal(outcome: Result<Pool>) -> String {
     match outcome {
-        Err(Error::NotAPool { device, reason }) => format!("{device}: {reason}"),
+        Err(error @ (Error::NotAPool { .. } | Error::HasContent { .. })) => error.to_string(),
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("it opened"),
     }
@@ -261,7 +263,7 @@ fn format_refuses_what_is_not_empty_and_says_what_it_is() {
     }
     bench.patch(1, DEVICE_HEADER_BYTES - 1, &[1]);
     let reason = refusal(again(options()));
-    assert!(reason.contains("device1: it holds unknown data (from byte 0x1fffff on)"), "{reason}");
+    assert!(reason.contains("device1: it holds unknown data (at byte 0x1fffff)") && reason.contains("--force"), "{reason}");
     again(FormatOptions { force: true, ..options() }).unwrap();
     assert_eq!(bench.bytes()[1][DEVICE_HEADER_BYTES as usize - 1], 0);
     open(&bench.spec()).unwrap();
@@ -412,36 +414,16 @@ impl Stops {
 }
 
 impl Coherence for Stops {
-    fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
-    }
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.memory.load_line(offset)
-    }
+    crate::coherence::forward_coherence!(memory: len_bytes load_line flush_line fence_stores fence_all fence_loads flush_range copy_out);
+
     fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
         self.step().and_then(|()| self.memory.write_line(offset, line))
     }
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.memory.flush_line(offset)
-    }
-    fn fence_stores(&self) {
-        self.memory.fence_stores();
-    }
-    fn fence_all(&self) {
-        self.memory.fence_all();
-    }
-    fn fence_loads(&self) {
-        self.memory.fence_loads();
-    }
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.memory.flush_range(offset, len_bytes)
-    }
+
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         self.step().and_then(|()| self.memory.copy_in(offset, source))
     }
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.memory.copy_out(offset, destination)
-    }
+
     fn address(&self, _offset: u64, _len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
         None
     }

@@ -4,9 +4,24 @@
 use crate::bench::*;
 use cxl_pool::Error;
 use cxl_pool::cache::{PublishRequest, Published, Pulled, Reservation, Reserved};
-use cxl_pool::copy::{LocalPlace, LocalRange};
+use cxl_pool::copy::{LocalPlace, LocalRange, ReadList};
 use cxl_pool::metrics::MissReason;
 use std::ptr::NonNull;
+
+#[test]
+fn a_block_may_be_read_in_another_order_than_it_lies() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let member = bench.member(1);
+    member.publish(0..1, 1000);
+    let pin = member.cache.pin(SPACE, key(0)).unwrap().unwrap_or_else(|reason| panic!("{}", reason.text()));
+    let (mut front, mut back) = ([0; 400], [0; 600]);
+    let mut list = ReadList::new();
+    list.push(pin.offset() + 400, &mut back);
+    list.push(pin.offset(), &mut front);
+    assert_eq!(pin.copy(&mut list).unwrap(), None, "its checksum is of the order in which it lies");
+    drop(list);
+    assert_eq!([&front[..], &back[..]].concat(), bytes(0, 1000));
+}
 
 fn request(number: u64, len_bytes: u64) -> PublishRequest {
     PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes }

@@ -239,6 +239,25 @@ fn a_chunk_with_the_claim_of_a_host_that_is_gone_goes_round() {
 }
 
 #[test]
+fn a_chunk_that_was_left_empty_is_looked_at_again_once_a_host_was_back() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (rich, first) = (bench.member(1), bench.member(3));
+    first.publish(0..1, 1000);
+    assert!(first.cache.evict(SPACE, key(0)).unwrap());
+    // Without a close, which would give the chunk back.
+    first.host.leave().unwrap();
+    drop(first);
+    for _ in 0..20 {
+        rich.cache.service_round().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let back = bench.member(3);
+    back.publish(0..56, 1000);
+    back.leave();
+    rich.serve_until("adoption", || rich.cache.usage().ready == 56);
+}
+
+#[test]
 fn blocks_do_not_go_for_a_chunk_that_cannot_be_given_back() {
     let bench = Bench::new(&[(1024, 56)]);
     let (rich, mut zombie) = (bench.member(1), bench.member(3));

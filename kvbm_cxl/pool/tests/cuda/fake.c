@@ -55,7 +55,8 @@ typedef struct Range {
     int device;
 } Range;
 
-typedef enum { op_copy, op_kernel, op_launch, op_wait } OpKind;
+typedef enum { op_copy, op_kernel, op_launch, op_wait, op_host } OpKind;
+typedef enum { host_waits, host_runs, host_done } HostState;
 
 typedef struct Event Event;
 typedef struct Stream Stream;
@@ -71,6 +72,8 @@ typedef struct Op {
     unsigned grid, block;
     Stream* awaited;
     uint64_t awaited_number;
+    void (*function)(void*); // of the host, with `bytes` as its argument
+    HostState host;
     uint64_t given_us, start_us, end_us; // the latter two once it has started
 } Op;
 
@@ -260,13 +263,42 @@ static int has_ended(const Stream* stream, Op* op) {
     return now_us() >= op->end_us;
 }
 
+// On a thread of the driver's, as the real one calls functions of the host.
+static void* call_host(void* given) {
+    Stream* stream = given;
+    pthread_mutex_lock(&mutex);
+    Op* op = stream->first; // stays the first until it is done
+    pthread_mutex_unlock(&mutex);
+    op->function(op->bytes);
+    pthread_mutex_lock(&mutex);
+    op->host = host_done;
+    op->end_us = now_us();
+    advance(stream, stream->given);
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
+// Whether a function of the host has returned. Without a clock it is called by who asks.
+static int host_has_ended(Stream* stream, Op* op) {
+    if (op->host == host_waits && !bytes_per_us) {
+        op->function(op->bytes);
+        op->host = host_done;
+    } else if (op->host == host_waits) {
+        pthread_t thread;
+        op->host = host_runs;
+        if (pthread_create(&thread, NULL, call_host, stream) || pthread_detach(thread))
+            abort();
+    }
+    return op->host == host_done;
+}
+
 // Does what a stream was given up to a number; false if something in it cannot be done yet.
 static int advance(Stream* stream, uint64_t up_to) {
     while (stream->done < up_to) {
         Op* op = stream->first;
         if (stream->is_held || (op->kind == op_wait && op->awaited && !advance(op->awaited, op->awaited_number)))
             return 0;
-        if (!has_ended(stream, op))
+        if (op->kind == op_host ? !host_has_ended(stream, op) : !has_ended(stream, op))
             return 0;
         if (op->kind == op_copy) {
             if (!is_allowed(op->to, op->from, op->len)) {
@@ -391,6 +423,17 @@ DRIVER int cuStreamWaitEvent(void* handle, void* event_handle, unsigned flags) {
         END(invalid_handle);
     if (event->stream)
         append(stream, (Op){.kind = op_wait, .awaited = event->stream, .awaited_number = event->number});
+    END(0);
+}
+
+DRIVER int cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
+    BEGIN_IN_CONTEXT("cuLaunchHostFunc");
+    Stream* stream = stream_of(handle);
+    if (!stream)
+        END(invalid_handle);
+    append(stream, (Op){.kind = op_host, .function = function, .bytes = argument});
+    if (bytes_per_us)
+        advance(stream, stream->given);
     END(0);
 }
 

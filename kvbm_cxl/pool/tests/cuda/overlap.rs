@@ -7,9 +7,7 @@ use crate::scenes::*;
 use cxl_pool::Result;
 use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::{Checksum, CopyEngine, CudaConfig, CudaEngine};
-use cxl_pool::line::Line;
 use std::collections::BTreeSet;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -45,6 +43,8 @@ fn now_us() -> u64 {
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
 }
 
+/// Held by a test: the copies of the driver are in one place.
+static ALONE: Mutex<()> = Mutex::new(());
 /// The copies of the driver, by addresses: to, from.
 static COPIES: Mutex<Vec<(u64, u64, u64, u64)>> = Mutex::new(Vec::new());
 
@@ -56,87 +56,61 @@ extern "C" fn copied(to: u64, from: u64, _len_bytes: usize, start_us: u64, end_u
 struct Slow {
     memory: Arc<dyn Coherence>,
     flushes: Mutex<Vec<(Span, ThreadId)>>,
+    /// No flush ends while this is held.
+    gate: Mutex<()>,
 }
 
 impl Coherence for Slow {
-    fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.memory.load_line(offset)
-    }
-
-    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
-        self.memory.write_line(offset, line)
-    }
-
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.memory.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.memory.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.memory.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.memory.fence_loads();
-    }
+    cxl_pool::forward_coherence!(
+        memory: len_bytes load_line write_line flush_line fence_stores fence_all fence_loads copy_in copy_out address
+    );
 
     fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
         let start_us = now_us();
         std::thread::sleep(FLUSH);
+        drop(self.gate.lock().unwrap());
         let flushed = self.memory.flush_range(offset, len_bytes);
         self.flushes.lock().unwrap().push((Span { offset, start_us, end_us: now_us() }, std::thread::current().id()));
         flushed
     }
-
-    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
-        self.memory.copy_in(offset, source)
-    }
-
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.memory.copy_out(offset, destination)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.memory.address(offset, len_bytes)
-    }
 }
 
-/// How often a flush went while another part was copied, each way: of a publish and of a pull. The order of each part is as it must be.
-fn overlaps(part_bytes: usize) -> [usize; 2] {
-    let fake = Fake::new(Kind::Engine);
-    fake.hook(copied);
-    let gpu = Gpu::open(fake.path(), 0);
-    let [host, _] = hosts("native");
-    let base = host.address(0, 1).unwrap().as_ptr().expose_provenance() as u64;
-    let host = Arc::new(Slow { memory: host, flushes: Mutex::default() });
-    let config = CudaConfig { part_bytes, threads: 4, granule_bytes: 4 << 20, timeout_ms: 120_000, ..fake.config() };
-    let engine = CudaEngine::open(&config, 0, host.clone()).unwrap();
-    let (memory, back) = (gpu.memory(&pattern(1, PARTS * PART_BYTES)), gpu.memory(&vec![0; PARTS * PART_BYTES]));
-    let block = Block { offset: 0, pieces: vec![(0, PARTS * PART_BYTES)] };
-    fake.set("bytes_per_us", BYTES_PER_US);
-    let found = [false, true].map(|is_pull| {
-        COPIES.lock().unwrap().clear();
-        host.flushes.lock().unwrap().clear();
-        match is_pull {
-            false => engine.publish(&*host, &block.write_list(&memory, on(0)), Checksum::Off).unwrap(),
-            true => engine.pull(&*host, &mut block.read_list(&back, on(0)), Checksum::Off).unwrap(),
-        };
+/// A GPU whose copies take their time, memory whose flushes do, and an engine between them.
+struct Scene {
+    fake: Fake,
+    gpu: Gpu,
+    host: Arc<Slow>,
+    base: u64,
+    engine: Arc<CudaEngine>,
+    parts: usize,
+    block: Block,
+}
+
+impl Scene {
+    fn new(parts: usize) -> Scene {
+        let fake = Fake::new(Kind::Engine);
+        fake.hook(copied);
+        let gpu = Gpu::open(fake.path(), 0);
+        let [memory, _] = hosts("native");
+        let base = memory.address(0, 1).unwrap().as_ptr().expose_provenance() as u64;
+        let host = Arc::new(Slow { memory, flushes: Mutex::default(), gate: Mutex::default() });
+        let config = CudaConfig { part_bytes: PART_BYTES, threads: 4, granule_bytes: 4 << 20, timeout_ms: 120_000, ..fake.config() };
+        let engine = Arc::new(CudaEngine::open(&config, 0, host.clone()).unwrap());
+        fake.set("bytes_per_us", BYTES_PER_US);
+        Scene { fake, gpu, host, base, engine, parts, block: Block { offset: 0, pieces: vec![(0, parts * PART_BYTES)] } }
+    }
+
+    /// Of a call that has ended: how many flushes overlap the copy of another part. The order of each part is as it must be.
+    fn overlaps(&self, is_pull: bool) -> usize {
         let end_us = now_us();
         let in_pool = |&(to, from, start_us, end_us): &(u64, u64, u64, u64)| Span {
-            offset: (if is_pull { from } else { to }) - base,
+            offset: (if is_pull { from } else { to }) - self.base,
             start_us,
             end_us,
         };
-        let copies: Vec<Span> = COPIES.lock().unwrap().iter().map(in_pool).collect();
-        let flushes = host.flushes.lock().unwrap().clone();
-        assert!(!copies.is_empty() && flushes.len() >= PARTS, "{} copies, {} flushes", copies.len(), flushes.len());
+        let copies: Vec<Span> = COPIES.lock().unwrap().drain(..).map(|copy| in_pool(&copy)).collect();
+        let flushes = std::mem::take(&mut *self.host.flushes.lock().unwrap());
+        assert!(!copies.is_empty() && flushes.len() >= self.parts, "{} copies, {} flushes", copies.len(), flushes.len());
         for (flush, _) in &flushes {
             assert!(flush.end_us <= end_us, "the call has ended before a flush");
             for copy in copies.iter().filter(|copy| copy.part() == flush.part()) {
@@ -149,19 +123,71 @@ fn overlaps(part_bytes: usize) -> [usize; 2] {
         let threads: BTreeSet<String> = flushes.iter().map(|(_, thread)| format!("{thread:?}")).collect();
         assert!(threads.len() > 1, "one thread flushed all");
         flushes.iter().filter(|(flush, _)| copies.iter().any(|copy| flush.overlaps(copy))).count()
-    });
+    }
+
+    fn close(self) {
+        self.fake.set("bytes_per_us", 0);
+        drop(self.engine);
+        drop(self.gpu);
+        self.fake.assert_left_clean();
+    }
+}
+
+/// How often a flush overlaps the copy of another part: of a publish and of a pull.
+fn overlaps(parts: usize) -> [usize; 2] {
+    let scene = Scene::new(parts);
+    let (memory, back) = (scene.gpu.memory(&pattern(1, parts * PART_BYTES)), scene.gpu.memory(&vec![0; parts * PART_BYTES]));
+    scene.engine.publish(&*scene.host, &scene.block.write_list(&memory, on(0)), Checksum::Off).unwrap();
+    let publish = scene.overlaps(false);
+    scene.engine.pull(&*scene.host, &mut scene.block.read_list(&back, on(0)), Checksum::Off).unwrap();
+    let pull = scene.overlaps(true);
     assert!(back.read() == memory.read());
-    fake.set("bytes_per_us", 0);
-    drop((engine, memory, back));
-    drop(gpu);
-    fake.assert_left_clean();
-    found
+    drop((memory, back));
+    scene.close();
+    [publish, pull]
 }
 
 #[test]
 fn flushes_overlap_the_copies_of_other_parts() {
-    let [publish, pull] = overlaps(PART_BYTES);
+    let _alone = ALONE.lock().unwrap();
+    let [publish, pull] = overlaps(PARTS);
     assert!(publish >= PARTS / 2 && pull >= PARTS / 2, "{publish} flushes of a publish overlap a copy, {pull} of a pull");
     // As one part nothing can: the measure sees it.
-    assert_eq!(overlaps(usize::MAX), [0, 0]);
+    assert_eq!(overlaps(1), [0, 0]);
+}
+
+/// A call that queues returns while no flush can end, and its thread flushes nothing that the GPU reads. A stream that comes after the
+/// copies comes after the flushes.
+#[test]
+fn no_call_that_queues_waits_for_a_flush() {
+    let _alone = ALONE.lock().unwrap();
+    let scene = Scene::new(PARTS);
+    let (memory, back) = (scene.gpu.memory(&pattern(1, PARTS * PART_BYTES)), scene.gpu.memory(&vec![0; PARTS * PART_BYTES]));
+    let (stream, len_bytes) = (scene.gpu.stream(), (PARTS * PART_BYTES) as u64);
+    let gate = scene.host.gate.lock().unwrap();
+    let room = scene.engine.queue_room(len_bytes).unwrap();
+    // SAFETY: the memory stays until the end of the copies; the same below.
+    let published = unsafe { room.publish(&[scene.block.write_list(&memory, on(0))], Checksum::Off) }.unwrap().unwrap();
+    assert!(scene.host.flushes.lock().unwrap().is_empty());
+    drop(gate);
+    assert!(published.wait(120_000).unwrap().is_ok());
+    scene.overlaps(false);
+    drop(room);
+
+    let gate = scene.host.gate.lock().unwrap();
+    let room = scene.engine.queue_room(len_bytes).unwrap();
+    // SAFETY: as above, and the stream is there.
+    let pulled = unsafe { room.pull(&[scene.block.read_list(&back, on(0))], Checksum::Off, Some(stream.handle)) }.unwrap().unwrap();
+    assert!(pulled.poll().is_none() && !stream.is_done(), "the copies came before the flush of what they read");
+    drop(gate);
+    while !stream.is_done() {
+        std::thread::yield_now();
+    }
+    assert!(back.read() == memory.read());
+    assert!(pulled.wait(120_000).unwrap().is_ok());
+    assert!(scene.host.flushes.lock().unwrap().iter().all(|(_, thread)| *thread != std::thread::current().id()), "the caller has flushed");
+    let found = scene.overlaps(true);
+    assert!(found >= PARTS / 2, "{found} flushes of a queued pull overlap a copy");
+    drop((pulled, published, room, memory, back, stream));
+    scene.close();
 }

@@ -111,10 +111,16 @@ fn copies_that_cannot_be_ordered_are_not_made_or_waited_for() {
         assert_eq!((cache.pinned(), scene.is_there(2)), (0, false));
         assert!(cache.copy_engine().is_settled(60_000));
     }
+    // The copies after their flush.
+    for (call, after) in [("cuLaunchHostFunc", 0), ("cuEventRecord", 1), ("cuStreamWaitEvent", 1)] {
+        scene.fake.fail(call, after, 1, 1);
+        assert_eq!(end(&pull(cache, 0..2, &target, on(&stream))), all("device", 2), "{call}");
+        assert!(cache.pinned() == 0 && cache.copy_engine().is_settled(60_000));
+    }
     // The caller's work behind them: the call waits for the copies.
     for call in ["cuEventRecord", "cuStreamWaitEvent"] {
         target.write(&bytes(9, BLOCKS as usize * BLOCK_BYTES));
-        scene.fake.fail(call, 1, 1, 1);
+        scene.fake.fail(call, 2, 1, 1);
         let pulled = pull(cache, 0..2, &target, on(&stream));
         // Work that is not ordered otherwise comes behind them, too.
         scene.fake.kernel(stream.handle, target.address, &bytes(3, 64));

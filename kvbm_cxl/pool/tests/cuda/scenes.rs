@@ -6,20 +6,30 @@ use crate::device::{Gpu, Memory};
 use cxl_pool::coherence::{Coherence, CoherenceOptions, over_mapping};
 use cxl_pool::copy::{After, Checksum, CopyConfig, CopyEngine, CpuEngine, LocalPlace, OnGpu, Outcome, ReadList, WriteList, checksum_of};
 use cxl_pool::device::{Access, Device, Sysfs, map_part};
+use std::path::Path;
 use std::sync::Arc;
+use tempfile::NamedTempFile;
 
 pub const POOL_BYTES: u64 = 4 << 20;
 
+/// The file of a pool.
+pub fn file() -> NamedTempFile {
+    let file = NamedTempFile::new_in("/dev/shm").unwrap();
+    file.as_file().set_len(POOL_BYTES).unwrap();
+    file
+}
+
+/// A host over a file.
+pub fn host(path: &Path, text: &str) -> Arc<dyn Coherence> {
+    let options: CoherenceOptions = text.parse().unwrap();
+    let device = Device::open(path, Access::Write, &Sysfs::default()).unwrap();
+    over_mapping(map_part(&device, 0, POOL_BYTES).unwrap(), &options).unwrap().memory
+}
+
 /// Two hosts over one file.
 pub fn hosts(text: &str) -> [Arc<dyn Coherence>; 2] {
-    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
-    file.as_file().set_len(POOL_BYTES).unwrap();
-    let options: CoherenceOptions = text.parse().unwrap();
-    let open = || {
-        let device = Device::open(file.path(), Access::Write, &Sysfs::default()).unwrap();
-        over_mapping(map_part(&device, 0, POOL_BYTES).unwrap(), &options).unwrap().memory
-    };
-    [open(), open()]
+    let file = file();
+    [host(file.path(), text), host(file.path(), text)]
 }
 
 /// Bytes that differ from place to place and from seed to seed.
@@ -93,7 +103,7 @@ pub fn blocks() -> (Vec<Block>, usize) {
     (blocks, at + 100)
 }
 
-fn content(memory: &dyn Coherence) -> Vec<u8> {
+pub fn content(memory: &dyn Coherence) -> Vec<u8> {
     let mut all = vec![0; POOL_BYTES as usize];
     CpuEngine::new(CopyConfig::alone()).pull(memory, &mut ReadList::scatter(0, [&mut all[..]]), Checksum::Off).unwrap();
     all

@@ -72,26 +72,8 @@ fn lines() {
 #[test]
 fn pool_spec() {
     const PARTS: [&str; 20] = [
-        "/",
-        "dev",
-        "/dax",
-        "0.0",
-        ",",
-        "size=",
-        "1",
-        "99",
-        "G",
-        "K",
-        "iB",
-        " ",
-        "\0",
-        "é",
-        "=",
-        "..",
-        ",metadata=/m",
-        "metadata_",
-        "offset=",
-        "2M",
+        "/", "dev", "/dax", "0.0", ",", "size=", "1", "99", "G", "K", "iB", " ", "\0", "é", "=", "..", ",metadata=/m", "metadata_",
+        "offset=", "2M",
     ];
     let mut random = Random(4);
     for _ in 0..INPUTS {

@@ -22,6 +22,9 @@ pub fn superblock(data: &[u8]) {
     check_superblock(data);
     check_patched(good_superblock().encode(), data);
     check_patched(apart_superblock().encode(), data);
+    let mut earlier = good_superblock().encode().to_vec();
+    earlier[8] = 2;
+    check_patched(&earlier, data);
 }
 
 /// As changes to a good superblock as well, with a right checksum: neither is found by chance.
@@ -74,6 +77,15 @@ fn check_superblock(data: &[u8]) {
         }
         Err(Error::NotAPool { reason, .. }) => assert!(!reason.is_empty()),
         Err(other) => panic!("{other:?}"),
+    }
+    // Of an earlier version, the lines of its hosts lie within the pool.
+    if let Some(earlier) = Superblock::decode_earlier(data) {
+        let geometry = earlier.layout().geometry();
+        for (region, lines) in [(Region::Identity, 1), (Region::Summary, geometry.summary_lines())] {
+            let span = earlier.layout().span(region);
+            assert_eq!(span.lines, u64::from(geometry.slots) * lines);
+            assert!(span.offset % 64 == 0 && span.offset + span.lines * 64 <= geometry.len_bytes, "{span:?}");
+        }
     }
 }
 

@@ -30,24 +30,9 @@ const SETTLING_ROUNDS: u64 = 200;
 const CLAIMING_ROUNDS: usize = 100;
 /// Where zombies are made.
 const ZOMBIES: &[&str] = &[
-    "cache.adopt_read",
-    "cache.claim_chosen",
-    "cache.claimed",
-    "cache.cold_chosen",
-    "cache.commit",
-    "cache.evict_scanned",
-    "cache.evicting",
-    "cache.filled",
-    "cache.hint_chosen",
-    "cache.may_write",
-    "cache.pin_counted",
-    "cache.pinned",
-    "cache.copying",
-    "cache.reserve",
-    "cache.restamped",
-    "cache.retiring",
-    "cache.unpin_counted",
-    "cache.writing",
+    "cache.adopt_read", "cache.claim_chosen", "cache.claimed", "cache.cold_chosen", "cache.commit", "cache.evict_scanned",
+    "cache.evicting", "cache.filled", "cache.hint_chosen", "cache.may_write", "cache.pin_counted", "cache.pinned", "cache.copying",
+    "cache.reserve", "cache.restamped", "cache.retiring", "cache.unpin_counted", "cache.writing",
 ];
 
 /// What a run is made of.

@@ -24,15 +24,8 @@ const ROUNDS: u32 = 14;
 
 /// Moments at which a line is lost.
 const POINTS: &[&str] = &[
-    "damage.inside",
-    "lock.accepted",
-    "lock.requested",
-    "manager.adopted",
-    "manager.before_grant",
-    "manager.claimed",
-    "manager.collected",
-    "manager.fenced",
-    "manager.granted",
+    "damage.inside", "lock.accepted", "lock.requested", "manager.adopted", "manager.before_grant", "manager.claimed", "manager.collected",
+    "manager.fenced", "manager.granted",
 ];
 
 /// Faults in addition to the damage.

@@ -16,23 +16,9 @@ use std::rc::Rc;
 const SECTIONS: u32 = 4;
 /// Where managers and holders stand still.
 const POINTS: &[&str] = &[
-    "duel.inside",
-    "fenced.acknowledged",
-    "lock.accepted",
-    "lock.cancelled",
-    "lock.released",
-    "lock.request_published",
-    "lock.requested",
-    "lock.seen",
-    "manager.adopted",
-    "manager.before_claim",
-    "manager.before_grant",
-    "manager.claimed",
-    "manager.collected",
-    "manager.fenced",
-    "manager.granted",
-    "manager.passes_on",
-    "manager.suspects",
+    "duel.inside", "fenced.acknowledged", "lock.accepted", "lock.cancelled", "lock.released", "lock.request_published", "lock.requested",
+    "lock.seen", "manager.adopted", "manager.before_claim", "manager.before_grant", "manager.claimed", "manager.collected",
+    "manager.fenced", "manager.granted", "manager.passes_on", "manager.suspects",
 ];
 
 /// One run.

@@ -32,6 +32,7 @@ pub mod replaced;
 pub mod ring;
 pub mod ring_ends;
 pub mod seal;
+pub mod seat_cases;
 pub mod seats;
 pub mod setup;
 pub mod stall;

@@ -18,22 +18,9 @@ use std::rc::Rc;
 
 /// Where managers and claimants stand still.
 const POINTS: &[&str] = &[
-    "fenced.acknowledged",
-    "fenced.quiet",
-    "join.accepted",
-    "join.asked",
-    "join.live",
-    "join.local",
-    "join.seen",
-    "leave.released",
-    "lock.accepted",
-    "manager.adopted",
-    "manager.before_bind",
-    "manager.before_claim",
-    "manager.bound",
-    "manager.claimed",
-    "manager.collected",
-    "rebind.inside",
+    "fenced.acknowledged", "fenced.quiet", "join.accepted", "join.asked", "join.live", "join.local", "join.seen", "leave.released",
+    "lock.accepted", "manager.adopted", "manager.before_bind", "manager.before_claim", "manager.bound", "manager.claimed",
+    "manager.collected", "rebind.inside",
 ];
 
 /// One run.

@@ -18,15 +18,8 @@ use std::rc::Rc;
 const SEAT: u64 = 0;
 /// Where machines pause and die.
 const POINTS: &[&str] = &[
-    "claim.accepted",
-    "claim.announced",
-    "claim.before_ballot",
-    "claim.closed",
-    "claim.collected",
-    "claim.named",
-    "claim.placed",
-    "claim.published",
-    "seats.owned",
+    "claim.accepted", "claim.announced", "claim.before_ballot", "claim.closed", "claim.collected", "claim.named", "claim.placed",
+    "claim.published", "seats.owned",
 ];
 
 type Session = [u8; 16];

@@ -13,6 +13,8 @@ use std::cell::Cell;
 
 /// Bytes of a chunk in a [`Cluster::with_chunks`].
 pub(super) const CHUNK_BYTES: u64 = 4096;
+/// A rest between two looks, in nanoseconds.
+pub(super) const REST_NS: u64 = 20_000;
 
 /// Hosts of a world under test, and their instructions.
 pub struct Cluster {
@@ -134,6 +136,13 @@ fn len_bytes_of(mut geometry: Geometry, chunks: u64) -> u64 {
         geometry.len_bytes += CHUNK_BYTES;
     }
     geometry.len_bytes
+}
+
+/// Waits until `is_so`.
+pub(super) fn until(env: &Env, is_so: impl Fn() -> bool) {
+    while !is_so() {
+        env.platform().sleep_ns(REST_NS);
+    }
 }
 
 /// Joins as this process and keeps its service running.

@@ -3,7 +3,7 @@
 //! the rule dropped that it is about. Machine 0 has the manager's seat and gets the memory; the containers are on machine 1.
 
 use super::Scenario;
-use super::setup::{CHUNK_BYTES, Cluster, join};
+use super::setup::{CHUNK_BYTES, Cluster, REST_NS, join, until};
 use crate::{Env, Failure, Fault, Planned, SimHost, Stats, When};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::host::{Host, HostConfig};
@@ -34,8 +34,6 @@ pub const PLAYED: &str = "witness_scene.played";
 const CHUNKS: u64 = 3;
 /// Deadline of locks, in milliseconds.
 const TIMEOUT_MS: u64 = 500_000;
-/// A rest between two looks, in nanoseconds.
-const REST_NS: u64 = 20_000;
 /// Longer than a silent host is waited for, in nanoseconds.
 const LONG_NS: u64 = 200_000_000;
 
@@ -51,12 +49,6 @@ struct Scene {
 }
 
 type Shared = Rc<Scene>;
-
-fn until(env: &Env, is_so: impl Fn() -> bool) {
-    while !is_so() {
-        env.platform().sleep_ns(REST_NS);
-    }
-}
 
 /// Two machines, and `containers` more hosts on the second one.
 fn cluster(seed: u64, slots: usize, containers: usize) -> (Cluster, Vec<SimHost>, HostConfig) {

@@ -19,20 +19,8 @@ const SECTIONS: u32 = 6;
 const RECORD: u64 = 0;
 /// Where holders and managers stand still.
 const POINTS: &[&str] = &[
-    "lock.accepted",
-    "lock.cancelled",
-    "lock.requested",
-    "manager.before_grant",
-    "manager.fenced",
-    "manager.granted",
-    "manager.passes_on",
-    "record.checked",
-    "record.confirmed",
-    "record.intent",
-    "record.intent_emptied",
-    "record.published",
-    "record.repaired",
-    "record.sealed",
+    "lock.accepted", "lock.cancelled", "lock.requested", "manager.before_grant", "manager.fenced", "manager.granted", "manager.passes_on",
+    "record.checked", "record.confirmed", "record.intent", "record.intent_emptied", "record.published", "record.repaired", "record.sealed",
     "zombie.read",
 ];
 

@@ -16,7 +16,6 @@ use std::time::Instant;
 
 /// Cells of the pool, a power of two.
 const CELLS: u64 = 16384;
-/// Size of a cell, in bytes.
 const CELL_BYTES: u64 = 128;
 /// Blocks in the cells.
 const PUBLISHED: u64 = CELLS * 70 / 100;
@@ -25,7 +24,6 @@ const TOGETHER: usize = 128;
 /// Lookups in one batch.
 const BATCH: u64 = 64;
 
-/// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     let lab = Lab::new(CELL_BYTES, CELLS, 2 << 20)?;
     let owner = lab.join(0, alone())?;
@@ -79,7 +77,6 @@ fn look(cache: &Cache, keys: &[(BlockKey, u64)]) -> Result<f64> {
     Ok(taken_ns)
 }
 
-/// Fetches descriptors; nanoseconds of each.
 fn fetch(bare: &Bare, cells: impl Iterator<Item = u64>) -> f64 {
     let cells: Vec<u64> = cells.collect();
     let start = Instant::now();

@@ -21,7 +21,6 @@ const WARM: u64 = 200;
 /// Ratios to a bare copy that has arrived, in the order of [`SIZES`].
 const VS_ARRIVED: [&str; SIZES.len()] = ["publish_64k_vs_arrived", "publish_1m_vs_arrived", "publish_4m_vs_arrived"];
 
-/// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     let mut bench = Bench::new("publish of blocks, pool in /dev/shm, one thread");
     for ((size, [names, _]), vs_arrived) in SIZES.into_iter().zip(VS_ARRIVED) {

@@ -12,7 +12,6 @@ use cxl_pool::Result;
 use cxl_pool::cache::{CacheConfig, Pulled};
 use cxl_pool::limits::LINE_BYTES;
 
-/// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     let mut bench = Bench::new("pull of blocks of another host, pool in /dev/shm, one thread");
     for (size, [_, names]) in SIZES {

@@ -14,7 +14,6 @@ use cxl_pool::cache::Pulled;
 use cxl_pool::copy::ReadList;
 use cxl_pool::{Error, Result};
 
-/// Blocks of the working set.
 const BLOCKS: u64 = 512;
 const BLOCK_BYTES: usize = 1 << 20;
 /// Blocks that pieces are read from.
@@ -29,7 +28,6 @@ const LISTS: [(usize, usize, &str); 5] = [
     (16 * 2 * 64, 8 * 128, "sparse_16_tokens_qwen3_32b_fp8_vs_ucx_list"),
 ];
 
-/// Measures.
 pub fn run(command: &str, batches: u64) -> Result<Bench> {
     let failed = |error: Error| Error::Invalid(format!("the UCX peer ({command}): {error}"));
     let mut peer = Peer::start(command).map_err(failed)?;

@@ -18,15 +18,11 @@ use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Line;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A page of flash, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
-/// No page.
 const NONE: u32 = u32::MAX;
 
-/// Numbers of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     /// Pages of its memory.
@@ -54,7 +50,6 @@ struct Done {
     asked: u64,
 }
 
-/// A page, in a list from the one used last to the one that leaves next.
 #[derive(Clone, Copy)]
 struct Page {
     /// When it is in the device's memory; `u64::MAX` = it is not on its way.
@@ -103,7 +98,6 @@ impl Clock {
     }
 }
 
-/// The device: memory of which a stretch lies on flash.
 pub struct Ssd {
     inner: Arc<dyn Coherence>,
     flash: Range<u64>,
@@ -314,9 +308,10 @@ impl Inside {
 }
 
 impl Coherence for Ssd {
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
+    cxl_pool::forward_coherence!(
+        inner: len_bytes flush_line fence_stores fence_all fence_loads flush_range flush_lines store_streaming keeps_lines_whole
+            sums_copies check address
+    );
 
     fn load_line(&self, offset: u64) -> Result<Line> {
         self.access_all(offset, LINE_BYTES as u64, false);
@@ -326,30 +321,6 @@ impl Coherence for Ssd {
     fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
         self.access_all(offset, LINE_BYTES as u64, true);
         self.inner.write_line(offset, line)
-    }
-
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.inner.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.inner.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.inner.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.inner.fence_loads();
-    }
-
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.inner.flush_range(offset, len_bytes)
-    }
-
-    fn flush_lines(&self, offsets: &[u64]) -> Result<()> {
-        self.inner.flush_lines(offsets)
     }
 
     /// Loads that are independent of each other: their misses overlap, as far as there are buffers.
@@ -386,28 +357,8 @@ impl Coherence for Ssd {
         self.copy(offset, destination, |offset, part| self.inner.copy_out_streaming(offset, part))
     }
 
-    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
-        self.inner.store_streaming(source, destination);
-    }
-
-    fn keeps_lines_whole(&self) -> bool {
-        self.inner.keeps_lines_whole()
-    }
-
-    fn sums_copies(&self) -> bool {
-        self.inner.sums_copies()
-    }
-
     fn copy_out_summed(&self, offset: u64, destination: &mut [u8], sum: &mut LineSum) -> Result<()> {
         self.copy(offset, destination, |offset, part| self.inner.copy_out_summed(offset, part, sum))
-    }
-
-    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.inner.check(offset, len_bytes)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.inner.address(offset, len_bytes)
     }
 }
 

@@ -53,9 +53,7 @@ const RATIOS: [[&str; 5]; 2] = [
 /// How blocks of a chain lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// One after the other.
     Sequential,
-    /// Anywhere.
     Random,
 }
 

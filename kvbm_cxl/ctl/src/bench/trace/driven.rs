@@ -20,7 +20,6 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Without hosts.
     pub fn new() -> Arc<Driver> {
         Arc::new(Driver { hosts: Mutex::default(), is_driving: AtomicBool::new(false), now_ns: AtomicU64::new(1_000_000_000) })
     }

@@ -77,7 +77,6 @@ fn rack_of(hosts: u8) -> Result<Rack, Failure> {
     Ok(rack)
 }
 
-/// Runs the command.
 pub fn run(args: &Args, ratios: bool, out: &mut Out) -> Result<Exit, Failure> {
     instructions()?;
     if let Some(percent) = args.pool_percent.iter().find(|percent| !(0.01..=400.0).contains(*percent)) {

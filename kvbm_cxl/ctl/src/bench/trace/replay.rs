@@ -24,7 +24,6 @@ const TICK_NS: Ns = 5_000_000_000;
 /// Ticks that matter where nothing happens between them: a cycle, and one more.
 const MOST_TICKS: Ns = 8;
 
-/// One replay.
 #[derive(Clone)]
 pub struct Case<'a> {
     pub trace: &'a Trace,
@@ -44,10 +43,8 @@ pub struct Counts {
     /// Tokens of the requests, and those of them that were found.
     pub asked_tokens: u64,
     pub hit_tokens: u64,
-    /// Lookups of a chain, and the blocks that they found.
     pub lookups: u64,
     pub found: u64,
-    /// Blocks pulled and compared.
     pub pulled: u64,
     /// Blocks published, found there by a publish, without a cell, evicted.
     pub stored: u64,
@@ -56,7 +53,6 @@ pub struct Counts {
     pub evicted: u64,
 }
 
-/// The outcome of a case.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     pub trace: String,
@@ -72,12 +68,10 @@ pub struct Outcome {
     /// The part of the tokens found, by the planner and by the real cache.
     pub planned: f64,
     pub replayed: f64,
-    /// Sums over the hosts.
     pub all: Counts,
 }
 
 impl Case<'_> {
-    /// Plans and replays.
     pub fn run(&self) -> std::result::Result<Outcome, Failure> {
         let is_own = self.system == System::Own;
         let pools = if is_own { self.hosts } else { 1 };

@@ -12,7 +12,6 @@ use cxl_pool::{Error, Result};
 const BATCH: u64 = 64;
 /// Payloads on their way.
 const SLOTS: u64 = 8;
-/// Longest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: u64 = 16 << 10;
 
 /// Numbers of the lines under test; the control lines lie below.
@@ -65,7 +64,6 @@ fn look(party: &Party, lines: &Lines, writer: Role, index: u64, outcome: &mut Ou
     }
 }
 
-/// Runs a test on this side.
 pub fn run(party: &Party, test: Test) -> Result<Outcome> {
     match test {
         Test::Buffering => buffering(party, false),

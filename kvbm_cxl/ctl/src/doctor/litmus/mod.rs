@@ -23,7 +23,6 @@ const TRIES: usize = 4;
 /// What one trial showed.
 #[derive(Debug, Serialize)]
 pub struct TrialReport {
-    /// The test.
     pub test: Test,
     /// What the steps were made of.
     pub instructions: String,
@@ -32,7 +31,6 @@ pub struct TrialReport {
     /// Observations: the leader reports those of both sides, the follower its own.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// How long it took, in milliseconds.
     pub took_ms: u64,
 }
 

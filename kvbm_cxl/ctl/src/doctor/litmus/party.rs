@@ -25,19 +25,15 @@ const END: u64 = u64::MAX;
 /// Who of the two this is. The leader names the trials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
-    /// Leads.
     A,
-    /// Follows.
     B,
 }
 
 impl Role {
-    /// 0 or 1.
     pub fn index(self) -> u64 {
         self as u64
     }
 
-    /// The other one.
     pub fn other(self) -> Role {
         if self == Role::A { Role::B } else { Role::A }
     }
@@ -46,12 +42,10 @@ impl Role {
 /// What a line of the tests says, in the form of a record, whose meaning to a pool plays no part here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// All of it.
     pub words: [u64; 7],
 }
 
 impl Message {
-    /// A line of these words.
     pub fn new(words: [u64; 7]) -> Message {
         Message { words }
     }

@@ -5,41 +5,26 @@ use cxl_pool::Result;
 use cxl_pool::coherence::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
 use serde::Serialize;
 
-/// A litmus test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Test {
-    /// Lines published one after the other are seen in that order, whole, and never older than before.
-    Order,
-    /// Payload that was copied in before its flag is what a reader of the flag copies out.
-    Payload,
-    /// The same, and the GPU of a side that has one copies its payloads: whether they go past its host's caches is as CXL_CUDA_DMA says.
-    GpuPayload,
-    /// Both publish a line of their own, then fetch the other's: at least one must see the other (CACHE.md section 11).
-    Buffering,
-    /// The same, and each fetches its own line back in between.
-    BufferingReadBack,
-}
-
-impl Test {
-    const ALL: [Test; 5] = [Test::Order, Test::Payload, Test::Buffering, Test::BufferingReadBack, Test::GpuPayload];
-
-    /// How it is called in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Test::Order => "publish order",
-            Test::Payload => "payload before flag",
-            Test::GpuPayload => "payload by GPU before flag",
-            Test::Buffering => "publish then fetch",
-            Test::BufferingReadBack => "publish, read back, fetch",
-        }
+cxl_pool::named_enum! {
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    Test {
+        /// Lines published one after the other are seen in that order, whole, and never older than before.
+        Order = "publish order",
+        /// Payload that was copied in before its flag is what a reader of the flag copies out.
+        Payload = "payload before flag",
+        /// Both publish a line of their own, then fetch the other's: at least one must see the other (CACHE.md section 11).
+        Buffering = "publish then fetch",
+        /// The same, and each fetches its own line back in between.
+        BufferingReadBack = "publish, read back, fetch",
+        /// The same, and the GPU of a side that has one copies its payloads: past its host's caches or not, as CXL_CUDA_DMA says.
+        GpuPayload = "payload by GPU before flag",
     }
 }
 
 /// One test with one choice of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// The test.
     pub test: Test,
     /// What the steps are made of; each side takes its own best where its CPU lacks one.
     pub instructions: Instructions,
@@ -113,27 +98,24 @@ impl Trial {
     }
 }
 
-/// What must not happen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Violation {
-    /// A fetch gave an older line than an earlier fetch, or than a line published before one already seen.
-    OutOfOrder,
-    /// A fetch did not give a line that had been published long before.
-    Stale,
-    /// Neither side saw the other.
-    NeitherSaw,
-    /// A line verified but holds what neither side published, or one's own published line is not there.
-    WrongLine,
-    /// A payload differs from what its flag names.
-    WrongPayload,
+cxl_pool::named_enum! {
+    /// What must not happen.
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    Violation {
+        /// A fetch gave an older line than an earlier fetch, or than a line published before one already seen.
+        OutOfOrder = "lines were seen out of order",
+        /// A fetch did not give a line that had been published long before.
+        Stale = "a published line was not seen",
+        NeitherSaw = "neither side saw the other's line",
+        /// A line verified but holds what neither side published, or one's own published line is not there.
+        WrongLine = "a line holds what neither side published",
+        /// A payload differs from what its flag names.
+        WrongPayload = "a payload differs from what its flag names",
+    }
 }
 
 impl Violation {
-    const ALL: [Violation; 5] =
-        [Violation::OutOfOrder, Violation::Stale, Violation::NeitherSaw, Violation::WrongLine, Violation::WrongPayload];
-
-    /// As a number from 1.
     pub fn code(self) -> u64 {
         1 + Violation::ALL.iter().position(|&violation| violation == self).unwrap_or(0) as u64
     }
@@ -141,17 +123,6 @@ impl Violation {
     /// The reverse; 0 is none.
     pub fn from_code(code: u64) -> Option<Violation> {
         Violation::ALL.get(usize::try_from(code).ok()?.checked_sub(1)?).copied()
-    }
-
-    /// What it says.
-    pub fn text(self) -> &'static str {
-        match self {
-            Violation::OutOfOrder => "lines were seen out of order",
-            Violation::Stale => "a published line was not seen",
-            Violation::NeitherSaw => "neither side saw the other's line",
-            Violation::WrongLine => "a line holds what neither side published",
-            Violation::WrongPayload => "a payload differs from what its flag names",
-        }
     }
 }
 
@@ -162,7 +133,6 @@ pub struct Outcome {
     pub checks: u64,
     /// Those of them that fell into a moment when the other side was at work as well: how sharp the test was.
     pub overlapping: u64,
-    /// Checks that failed.
     pub violations: u64,
     /// How the first one failed.
     pub first: Option<Violation>,

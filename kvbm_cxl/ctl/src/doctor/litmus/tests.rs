@@ -7,9 +7,7 @@ use crate::scratch::{MIN_SCRATCH_BYTES, Scratch};
 use cxl_pool::Result;
 use cxl_pool::coherence::{Coherence, CoherenceOptions, Instructions};
 use cxl_pool::device::{DevicePart, Sysfs};
-use cxl_pool::line::Line;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,17 +33,7 @@ struct LeftOut {
 }
 
 impl Coherence for LeftOut {
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.inner.load_line(offset)
-    }
-
-    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
-        self.inner.write_line(offset, line)
-    }
+    cxl_pool::forward_coherence!(inner: len_bytes load_line write_line fence_loads copy_in copy_out address device_address);
 
     fn flush_line(&self, offset: u64) -> Result<()> {
         if self.step == Step::Flush { Ok(()) } else { self.inner.flush_line(offset) }
@@ -63,28 +51,8 @@ impl Coherence for LeftOut {
         }
     }
 
-    fn fence_loads(&self) {
-        self.inner.fence_loads();
-    }
-
     fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
         if self.step == Step::PayloadFlush { Ok(()) } else { self.inner.flush_range(offset, len_bytes) }
-    }
-
-    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
-        self.inner.copy_in(offset, source)
-    }
-
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        self.inner.copy_out(offset, destination)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.inner.address(offset, len_bytes)
-    }
-
-    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.inner.device_address(offset, len_bytes)
     }
 }
 

@@ -17,24 +17,23 @@ fn the_page_lists_what_is_exported() {
         .windows(2)
         .filter_map(|pair| {
             let (name, help) = pair[0].strip_prefix("# HELP ")?.split_once(' ')?;
-            let kind = pair[1].rsplit(' ').next()?;
+            assert_eq!(pair[1].ends_with(" counter"), name.ends_with("_total"), "{name}");
             let labels = match name {
-                "cxl_pool_info" => "`uuid`, `incarnation`",
-                "cxl_pool_slots" | "cxl_pool_cells" | "cxl_pool_cell_chunks" => "`state`",
-                "cxl_pool_owned_cells" => "`slot`, `standing`, `state`",
-                "cxl_pool_awaited_bytes" => "`slot`",
-                "cxl_pool_host_info" => "`slot`, `machine`, `state`, `standing`",
-                name if name.starts_with("cxl_pool_seat_") => "`seat`",
-                name if name.starts_with("cxl_pool_host_") => "`slot`",
-                _ => "-",
+                "cxl_pool_info" => "{uuid,incarnation}",
+                "cxl_pool_slots" | "cxl_pool_cells" | "cxl_pool_cell_chunks" => "{state}",
+                "cxl_pool_owned_cells" => "{slot,standing,state}",
+                "cxl_pool_awaited_bytes" => "{slot}",
+                "cxl_pool_host_info" => "{slot,machine,name,state,standing}",
+                name if name.starts_with("cxl_pool_seat_") => "{seat}",
+                name if name.starts_with("cxl_pool_host_") => "{slot}",
+                _ => "",
             };
-            let unit = ["seconds", "bytes"].into_iter().find(|unit| name.contains(unit)).unwrap_or("-");
-            Some(format!("| `{name}` | {kind} | {labels} | {unit} | {help} |"))
+            Some(format!("- `{name}{labels}`: {help}"))
         })
         .collect();
     assert!(rows.len() > Stat::ALL.len());
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating/metrics.md")).unwrap();
     let section = page.split_once("\n## What the exporter tells\n").expect("the heading").1.split("\n## ").next().unwrap_or_default();
-    let table: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+    let table: Vec<&str> = section.lines().filter(|line| line.starts_with("- `")).collect();
     assert!(table == rows, "docs/operating/metrics.md has to hold these rows:\n{}\n", rows.join("\n"));
 }

@@ -22,22 +22,17 @@ pub fn tick(now: Ns) -> u32 {
 /// The leading blocks of a chain that are found, by the first cache that has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// In the accelerators' memory.
     pub hbm: usize,
-    /// In own DRAM.
     pub dram: usize,
-    /// In the pool.
     pub pool: usize,
 }
 
 impl Match {
-    /// All of them.
     pub fn blocks(&self) -> usize {
         self.hbm + self.dram + self.pool
     }
 }
 
-/// All caches of a rack.
 pub struct Caches<'a> {
     trace: &'a Trace,
     hbm: Vec<CountedCache>,
@@ -45,14 +40,10 @@ pub struct Caches<'a> {
     pool: Option<PoolCells<'a>>,
 }
 
-/// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// An instance's accelerators.
     Hbm,
-    /// An instance's own DRAM.
     Dram,
-    /// The pool.
     Pool,
 }
 

@@ -14,21 +14,16 @@ use cxl_pool::cache::policy::PolicyKind;
 
 const GB: f64 = 1e9;
 
-/// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// From the pool.
     Read,
-    /// To the pool.
     Write,
 }
 
 /// A block that is transferred.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
-    /// Its number in the trace.
     pub block: u32,
-    /// Its name.
     pub named: &'a Block,
     /// The device that has its cell, where blocks are not interleaved.
     pub device: usize,
@@ -59,7 +54,6 @@ struct Nand {
     write_s: f64,
 }
 
-/// All devices.
 pub struct Devices {
     devices: Vec<Device>,
     nand: Option<Nand>,
@@ -97,7 +91,6 @@ impl Devices {
         }
     }
 
-    /// Devices.
     pub fn count(&self) -> usize {
         self.devices.len()
     }

@@ -28,13 +28,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// Enters one.
     pub fn at(&mut self, time: Ns, event: Event) {
         self.entered += 1;
         self.heap.push(Reverse((time, self.entered, event)));
     }
 
-    /// Takes the next one.
     pub fn next(&mut self) -> Option<(Ns, Event)> {
         self.heap.pop().map(|Reverse((time, _, event))| (time, event))
     }

@@ -31,63 +31,37 @@ fn gib_blocks(gib: f64, block_bytes: f64) -> usize {
     (gib * f64::from(1 << 30) / block_bytes * (1.0 + 1e-9)) as usize
 }
 
-/// Where KV blocks of past requests are, besides the accelerators' own memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum System {
-    /// In each instance's own DRAM.
-    Own,
-    /// In one pool for all.
-    Pool,
-    /// In each instance's own DRAM, and at the next level in one pool for all.
-    PoolL2,
+cxl_pool::named_enum! {
+    /// Where KV blocks of past requests are, besides the accelerators' own memory.
+    System {
+        /// In each instance's own DRAM.
+        Own = "own",
+        /// In one pool for all.
+        Pool = "pool",
+        /// In each instance's own DRAM, and at the next level in one pool for all.
+        PoolL2 = "pool+l2",
+    }
 }
 
 impl System {
-    /// All of them.
-    pub const ALL: [System; 3] = [System::Own, System::Pool, System::PoolL2];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            System::Own => "own",
-            System::Pool => "pool",
-            System::PoolL2 => "pool+l2",
-        }
-    }
-
-    /// It has a pool.
     pub fn has_pool(self) -> bool {
         self != System::Own
     }
 
-    /// It has own DRAM.
     pub fn has_dram(self) -> bool {
         self != System::Pool
     }
 }
 
-/// Which instance a request goes to when it arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Routing {
-    /// To one after the other.
-    RoundRobin,
-    /// To that with the least work, in seconds; among equals to the next in turn.
-    LeastLoaded,
-    /// To that which would have done it first, by its work and by what its caches have; the router knows both exactly.
-    PrefixAware,
-}
-
-impl Routing {
-    /// All of them.
-    pub const ALL: [Routing; 3] = [Routing::RoundRobin, Routing::LeastLoaded, Routing::PrefixAware];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Routing::RoundRobin => "round-robin",
-            Routing::LeastLoaded => "least-loaded",
-            Routing::PrefixAware => "prefix-aware",
-        }
+cxl_pool::named_enum! {
+    /// Which instance a request goes to when it arrives.
+    Routing {
+        /// To one after the other.
+        RoundRobin = "round-robin",
+        /// To that with the least work, in seconds; among equals to the next in turn.
+        LeastLoaded = "least-loaded",
+        /// To that which would have done it first, by its work and by what its caches have; the router knows both exactly.
+        PrefixAware = "prefix-aware",
     }
 }
 
@@ -105,24 +79,16 @@ pub enum What {
 pub struct Step {
     /// When, after the first arrival.
     pub at: Ns,
-    /// What.
     pub what: What,
-    /// The request, by its number in the trace.
     pub request: u32,
-    /// The instance.
     pub instance: u32,
 }
 
-/// The input of a simulation.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
-    /// The requests.
     pub trace: &'a Trace,
-    /// Costs and sizes.
     pub rack: &'a Rack,
-    /// Where blocks are.
     pub system: System,
-    /// Where requests go.
     pub routing: Routing,
     /// What decides about eviction from the pool.
     pub eviction: PolicyKind,
@@ -133,7 +99,6 @@ pub struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Bytes of a block.
     pub fn block_bytes(&self) -> f64 {
         self.rack.kv_kib_per_token * 1024.0 * self.trace.block_tokens as f64
     }

@@ -21,37 +21,24 @@ pub struct Served {
     pub ttft: Ns,
 }
 
-/// Counts of a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
-    /// Requests that came.
     pub requests_in: u64,
-    /// Requests that were served.
     pub requests_out: u64,
     /// Tokens of their inputs.
     pub asked_tokens: u64,
-    /// Tokens found in the accelerators' memory.
     pub hbm_tokens: u64,
-    /// Tokens found in own DRAM.
     pub dram_tokens: u64,
-    /// Tokens found in the pool.
     pub pool_tokens: u64,
-    /// Tokens that were computed.
     pub computed_tokens: u64,
-    /// Bytes read from own DRAM.
     pub dram_read_bytes: f64,
-    /// Bytes written to own DRAM.
     pub dram_written_bytes: f64,
-    /// Bytes read from the pool.
     pub pool_read_bytes: f64,
-    /// Bytes written to the pool.
     pub pool_written_bytes: f64,
-    /// Bytes over the network.
     pub network_bytes: f64,
 }
 
 impl Counts {
-    /// Tokens that were found.
     pub fn hit_tokens(&self) -> u64 {
         self.hbm_tokens + self.dram_tokens + self.pool_tokens
     }
@@ -65,16 +52,12 @@ impl Counts {
 /// Mean and percentiles, in seconds. A percentile is the smallest value that so many per cent of all do not exceed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Times {
-    /// The mean.
     pub mean_s: f64,
-    /// Half of all take no longer.
     pub p50_s: f64,
-    /// 99 of 100 take no longer.
     pub p99_s: f64,
 }
 
 impl Times {
-    /// Of all values.
     pub fn of(mut values: Vec<Ns>) -> Times {
         values.sort_unstable();
         let rank = |percent: usize| (values.len() * percent).div_ceil(100).saturating_sub(1);
@@ -87,26 +70,18 @@ impl Times {
 /// Means over all requests, in seconds: what a time to the first token is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Breakdown {
-    /// Waiting for the instance.
     pub wait_s: f64,
-    /// Reading the blocks found.
     pub read_s: f64,
-    /// Computing the rest.
     pub compute_s: f64,
-    /// Handing over to another instance.
     pub hand_over_s: f64,
 }
 
-/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// Tokens found, of those asked for.
     pub hit_rate: f64,
-    /// Time to the first token.
     pub ttft: Times,
-    /// What it is made of.
     pub breakdown: Breakdown,
-    /// Counts.
     pub counts: Counts,
     /// The part of the time that a device of the pool was busy, of all devices on average.
     pub device_load_mean: f64,

@@ -14,7 +14,6 @@ use cxl_pool::cache::policy::PolicyKind;
 const STEP_TOKENS: u64 = 2048;
 /// Blocks that one round evicts for water at most.
 const MOST_A_ROUND: usize = 256;
-/// In no cell.
 const NOWHERE: u16 = u16::MAX;
 
 /// Blocks that are published together.
@@ -28,7 +27,6 @@ struct Owner {
     has_exhausted: bool,
 }
 
-/// All cells.
 pub struct PoolCells<'a> {
     trace: &'a Trace,
     owners: Vec<Owner>,
@@ -67,7 +65,6 @@ impl<'a> PoolCells<'a> {
         self.owners.get(owner).map(|found| (owner, found))
     }
 
-    /// The block is in a cell.
     pub fn has(&self, block: u32) -> bool {
         self.owner_of(block).is_some()
     }
@@ -84,7 +81,6 @@ impl<'a> PoolCells<'a> {
         }
     }
 
-    /// An instance uses a block.
     pub fn touch(&mut self, instance: usize, block: u32, tick: u32) {
         let Some(&owner) = self.holds.get(block as usize) else { return };
         let is_own = self.owners.len() == 1 || usize::from(owner) == instance;

@@ -30,7 +30,6 @@ impl Instance {
     }
 }
 
-/// A request on its way.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     arrival: Ns,
@@ -40,7 +39,6 @@ struct Progress {
     is_awaited: bool,
 }
 
-/// A run.
 pub struct Run<'a> {
     setup: &'a Setup<'a>,
     caches: Caches<'a>,
@@ -60,7 +58,6 @@ fn lost() -> PlanError {
 }
 
 impl<'a> Run<'a> {
-    /// Before the first request.
     pub fn new(setup: &'a Setup<'a>) -> Self {
         let mut progress = vec![Progress::default(); setup.trace.requests.len()];
         for (number, request) in setup.trace.requests.iter().enumerate() {
@@ -87,7 +84,6 @@ impl<'a> Run<'a> {
         self.steps.push(Step { at: self.now, what, request, instance: instance as u32 });
     }
 
-    /// Until everything is done.
     pub fn run(mut self) -> Planned<(Outcome, Vec<Step>)> {
         self.enter_due(0);
         while let Some((now, event)) = self.events.next() {

@@ -60,22 +60,6 @@ impl OwnerRequests {
         held(&self.answered)
     }
 
-    /// Notes a request. Requests for room go first: a publish waits for them.
-    fn add(&self, request: Ask) {
-        let mut waiting = self.lock_waiting();
-        if waiting.contains(&request) {
-            return;
-        }
-        if request.what == Ask::ROOM {
-            waiting.push_front(request)
-        } else {
-            waiting.push_back(request)
-        }
-        if waiting.len() > MAX_WAITING {
-            waiting.pop_front();
-        }
-    }
-
     /// Publishes the request that has waited longest, if it is time.
     fn publish_next(&self, op: &Op<'_>) -> Result<()> {
         let header = self.local.header();
@@ -132,11 +116,23 @@ impl OwnerRequests {
     }
 }
 
+/// Notes a request. Requests for room go first: a publish waits for them.
+fn queue_up(waiting: &mut VecDeque<Ask>, request: Ask) {
+    if waiting.contains(&request) {
+        return;
+    }
+    if waiting.len() >= MAX_WAITING {
+        waiting.pop_front();
+    }
+    if request.what == Ask::ROOM { waiting.push_front(request) } else { waiting.push_back(request) }
+}
+
 impl Inner {
     /// Has a request of this host published to all but this process: it does its part by itself, and may publish a block again before it
     /// would answer. It is published now, or by the upkeep where the one before has not been there for long.
     pub(in crate::cache) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
-        self.requests.add(Ask { what, class, key: key.0, namespace: namespace.0, ..Ask::default() });
+        let request = Ask { what, class, key: key.0, namespace: namespace.0, ..Ask::default() };
+        queue_up(&mut self.requests.lock_waiting(), request);
         self.request_next()
     }
 
@@ -260,5 +256,27 @@ impl Cache {
         let what = if namespace.is_some() { Ask::CLEAR } else { Ask::CLEAR_ALL };
         self.inner.ask(what, 0, BlockKey([0; 16]), namespace.unwrap_or(Namespace([0; 16])))?;
         self.inner.clear_own(namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_request_goes_where_too_many_wait() {
+        let (room, limit) = (Ask { what: Ask::ROOM, ..Ask::default() }, MAX_WAITING as u32);
+        let evict = |number: u32| Ask { what: Ask::EVICT, class: number, ..Ask::default() };
+        let mut waiting = VecDeque::new();
+        let mut add = |request| {
+            queue_up(&mut waiting, request);
+            (waiting.len() as u32, waiting.front().copied())
+        };
+        for number in 0..limit {
+            assert_eq!(add(evict(number)), (number + 1, Some(evict(0))));
+        }
+        assert_eq!(add(evict(limit - 1)), (limit, Some(evict(0))), "it waits already");
+        assert_eq!(add(evict(limit)), (limit, Some(evict(1))));
+        assert_eq!(add(room), (limit, Some(room)), "first of all");
     }
 }

@@ -101,7 +101,9 @@ impl Pins {
         let rows = sorted.chunk_by(|a, b| a / CELLS_PER_PIN as u64 == b / CELLS_PER_PIN as u64);
         for group in rows {
             if let Err(error) = self.pin_row(group) {
-                self.unpin(&sorted[..done]);
+                if !mutant!("pins.earlier_rows_stay") {
+                    self.unpin(&sorted[..done]);
+                }
                 return Err(error);
             }
             done += group.len();

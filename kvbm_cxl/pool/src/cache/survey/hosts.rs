@@ -15,40 +15,28 @@ pub struct Claimant {
     pub incarnation: u32,
 }
 
-/// How an incarnation of a slot stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OwnerStatus {
-    /// The line is as the format wrote it: no host wrote it.
-    NoHost,
-    /// Neither fenced nor over. It may be that its machine is gone and that this is not noticed yet.
-    Live,
-    /// It left or was taken over without being fenced, and every operation of it has ended: what it published is served until a process
-    /// adopts it.
-    Left,
-    /// Fenced, and it may still write: what it published is void.
-    Fenced,
-    /// Fenced, and every operation of it has ended.
-    Over,
-    /// It cannot have existed: no such slot, or no such incarnation of the slot so far.
-    Never,
-    /// The lines that would tell do not verify.
-    Unknown,
+crate::named::named_enum! {
+    /// How an incarnation of a slot stands.
+    OwnerStatus {
+        /// The line is as the format wrote it: no host wrote it.
+        NoHost = "no host",
+        /// Neither fenced nor over. It may be that its machine is gone and that this is not noticed yet.
+        Live = "live",
+        /// It left or was taken over without being fenced, and every operation of it has ended: what it published is served until a process
+        /// adopts it.
+        Left = "left",
+        /// Fenced, and it may still write: what it published is void.
+        Fenced = "fenced",
+        /// Fenced, and every operation of it has ended.
+        Over = "over",
+        /// It cannot have existed: no such slot, or no such incarnation of the slot so far.
+        Never = "never joined",
+        /// The lines that would tell do not verify.
+        Unknown = "unknown",
+    }
 }
 
 impl OwnerStatus {
-    /// In a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            OwnerStatus::NoHost => "no host",
-            OwnerStatus::Live => "live",
-            OwnerStatus::Left => "left",
-            OwnerStatus::Fenced => "fenced",
-            OwnerStatus::Over => "over",
-            OwnerStatus::Never => "never joined",
-            OwnerStatus::Unknown => "unknown",
-        }
-    }
-
     /// What it claims or pins counts: it is not known to be fenced or over.
     pub fn is_there(self) -> bool {
         matches!(self, OwnerStatus::Live | OwnerStatus::Never)

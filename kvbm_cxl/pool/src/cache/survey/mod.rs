@@ -25,40 +25,25 @@ use hosts::Hosts;
 /// Cells that are looked at together: their pins fill whole lines.
 pub const BATCH: u64 = 4 * CELLS_PER_PIN as u64;
 
-/// What a cell's descriptor says of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CellState {
-    /// Nothing in it.
-    Free,
-    /// Reserved: its owner may be writing payload.
-    Writing,
-    /// Holds a complete block.
-    Ready,
-    /// Complete, and about to go unless a reader pins it.
-    Evicting,
-    /// Content is void; about to be free unless a reader pins it.
-    Retiring,
-    /// The descriptor does not verify: it counts as not READY, and its next owner keeps the cell in quarantine.
-    Damaged,
+crate::named::named_enum! {
+    /// What a cell's descriptor says of it.
+    CellState {
+        /// Nothing in it.
+        Free = "free",
+        /// Reserved: its owner may be writing payload.
+        Writing = "writing",
+        /// Holds a complete block.
+        Ready = "ready",
+        /// Complete, and about to go unless a reader pins it.
+        Evicting = "evicting",
+        /// Content is void; about to be free unless a reader pins it.
+        Retiring = "retiring",
+        /// The descriptor does not verify: it counts as not READY, and its next owner keeps the cell in quarantine.
+        Damaged = "damaged",
+    }
 }
 
 impl CellState {
-    /// Every state.
-    pub const ALL: [CellState; 6] =
-        [CellState::Free, CellState::Writing, CellState::Ready, CellState::Evicting, CellState::Retiring, CellState::Damaged];
-
-    /// In a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            CellState::Free => "free",
-            CellState::Writing => "writing",
-            CellState::Ready => "ready",
-            CellState::Evicting => "evicting",
-            CellState::Retiring => "retiring",
-            CellState::Damaged => "damaged",
-        }
-    }
-
     fn of(descriptor: Option<&Descriptor>) -> Self {
         match descriptor.map(|found| found.state) {
             Some(Descriptor::FREE) => CellState::Free,

@@ -76,8 +76,8 @@ pub struct CudaConfig {
     pub buffer_bytes: usize,
     /// Blocks of 256 threads of a kernel: what it takes of the GPU, and how many KiB times 8 it has under way.
     pub kernel_blocks: u32,
-    /// Bytes of a step of a call, where the GPU reaches the pool itself: it copies one while threads flush another. A list with a checksum
-    /// is in one step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
+    /// Most bytes of a step of a call, where the GPU reaches the pool itself: it copies one while threads flush another. A list with a
+    /// checksum is in one step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
     pub part_bytes: usize,
     /// Bytes of the copies of one GPU that streams order and that have not ended ([`super::QueueRoom`]); a call that is above it waits, or
     /// is refused. It bounds the GPU memory that the tables of their kernels take: about a tenth of this.

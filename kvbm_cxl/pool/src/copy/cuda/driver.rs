@@ -70,6 +70,9 @@ macro_rules! functions {
     };
 }
 
+/// A function of the host that a stream calls.
+pub(super) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
 functions! {
     /// The driver's functions that every copy needs. All return a `CUresult`.
     Functions:
@@ -84,6 +87,7 @@ functions! {
     stream_destroy = "cuStreamDestroy_v2"(Handle);
     stream_query = "cuStreamQuery"(Handle);
     stream_wait = "cuStreamWaitEvent"(Handle, Handle, c_uint);
+    host_function = "cuLaunchHostFunc"(Handle, HostFunction, *mut c_void);
     event_create = "cuEventCreate"(*mut Handle, c_uint);
     event_destroy = "cuEventDestroy_v2"(Handle);
     event_record = "cuEventRecord"(Handle, Handle);

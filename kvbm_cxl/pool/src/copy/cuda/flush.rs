@@ -3,14 +3,17 @@
 //! the GPU copies another one.
 
 use super::Direction;
+use crate::background::held;
 use crate::coherence::Coherence;
 use crate::copy::list::{ListPieces, Piece};
 use crate::copy::order::Order;
 use crate::copy::thread_pool::{CopyThreads, Task};
 use crate::error::Error;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
 
 /// Parts from so many bytes on are shared: below, waking a thread takes as long as the flush.
-const SHARED_FROM_BYTES: u64 = 512 << 10;
+pub(super) const SHARED_FROM_BYTES: u64 = 512 << 10;
 
 /// The threads that flush for one engine. The thread that asks is one of them.
 pub(super) struct Flusher {
@@ -44,5 +47,28 @@ impl Flusher {
             vec![(task.list, flushed.map(|()| None))]
         });
         outcomes.into_iter().filter_map(|(list, outcome)| outcome.err().map(|error| (list, error))).collect()
+    }
+}
+
+/// A flush that a stream orders: a thread of the driver's makes it, so that its caller does not, before the GPU reads the memory.
+pub(super) struct QueuedFlush {
+    pub(super) memory: Arc<dyn Coherence>,
+    pub(super) flusher: Arc<Flusher>,
+    pub(super) order: Order,
+    pub(super) runs: Vec<(usize, Piece)>,
+    /// The lists of which memory could not be flushed; `None` until all is flushed.
+    pub(super) failed: Mutex<Option<Vec<(usize, Error)>>>,
+}
+
+impl QueuedFlush {
+    /// As the driver calls it.
+    ///
+    /// # Safety
+    /// The argument is an [`Arc`] of one of these, which is taken.
+    pub(super) unsafe extern "C" fn run(argument: *mut c_void) {
+        // SAFETY: as this function demands.
+        let flush = unsafe { Arc::from_raw(argument.cast::<QueuedFlush>()) };
+        let failed = flush.flusher.flush(&*flush.memory, flush.order, Direction::FromHost, &flush.runs);
+        *held(&flush.failed) = Some(failed);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::driver::{
     ATTRIBUTE_DEVICE_ORDINAL, ATTRIBUTE_MEMORY_TYPE, Address, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING, HOST_PORTABLE, Handle,
-    Launching, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
+    HostFunction, Launching, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
 };
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -158,8 +158,26 @@ impl Entered<'_> {
     /// The stream and the event, which may be the caller's of the copy, are there.
     pub(super) unsafe fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
         // SAFETY: as this function demands.
-        let code = unsafe { (self.gpu.driver.stream_wait)(stream, event, 0) };
-        self.answer(code, "ordering the copy after the caller's work")
+        self.answer(unsafe { self.order(stream, event) }, "ordering the copy after the caller's work")
+    }
+
+    /// As [`Entered::wait`]; the driver's answer.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn order(&self, stream: Handle, event: Handle) -> c_int {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.stream_wait)(stream, event, 0) }
+    }
+
+    /// Has a stream call a function after its work so far, on a thread of the driver's.
+    ///
+    /// # Safety
+    /// The stream is there; the function, which may be called at any later moment, may have this argument, and calls nothing of CUDA.
+    pub(super) unsafe fn call(&self, stream: Handle, function: HostFunction, argument: *mut c_void) -> Result<()> {
+        // SAFETY: as this function demands.
+        let code = unsafe { (self.gpu.driver.host_function)(stream, function, argument) };
+        self.answer(code, "queueing a flush")
     }
 
     /// # Safety

@@ -2,6 +2,7 @@
 //! The resources of one call of the engine: a stream of its own, events, two pinned buffers, and memory for tables of kernels.
 
 use super::driver::{Address, Handle, SUCCESS, is_lasting};
+use super::flush::QueuedFlush;
 use super::gpu::{Entered, Gpu, Progress};
 use super::kernel::Kernels;
 use super::table::{Entries, ListResult};
@@ -33,6 +34,11 @@ pub(super) struct Move {
 }
 
 impl Move {
+    /// Destination and source, as kernels reach them.
+    pub(super) fn ends(&self, is_to_host: bool) -> (Address, Address) {
+        if is_to_host { (self.mapped, self.source) } else { (self.destination, self.mapped) }
+    }
+
     /// The rest of it after its first bytes.
     pub(super) fn without(&self, taken: usize) -> Move {
         let by = taken as Address;
@@ -63,6 +69,8 @@ pub(super) struct Lane {
     stream: Handle,
     /// A second stream, for the checksums of the bytes that the first has moved; null until they are asked for.
     folds: Handle,
+    /// A third one, for the flushes before reads; null until they are asked for.
+    flushes: Handle,
     /// Recorded on streams of callers.
     mark: Handle,
     slots: Vec<LaneSlot>,
@@ -83,6 +91,8 @@ struct LaneSlot {
     event: Handle,
     /// Recorded after the moves whose checksums are then folded; null until that is needed.
     moved: Handle,
+    /// Recorded after the flush of what is read; null until that is needed.
+    flushed: Handle,
     /// Whether the last that it was given, and that has no mark yet, is the folding of checksums.
     is_folded: bool,
     buffer: Option<NonNull<u8>>,
@@ -97,7 +107,15 @@ unsafe impl Send for Lane {}
 impl Lane {
     pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
         // Made one by one, so that those already made are given back when the next one fails.
-        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), folds: null_mut(), mark: null_mut(), slots: Vec::new(), kernels: None };
+        let mut lane = Lane {
+            gpu: gpu.clone(),
+            stream: null_mut(),
+            folds: null_mut(),
+            flushes: null_mut(),
+            mark: null_mut(),
+            slots: Vec::new(),
+            kernels: None,
+        };
         lane.stream = entered.make_stream()?;
         lane.mark = entered.make_event()?;
         lane.reserve_slots(entered, 2)?;
@@ -111,6 +129,7 @@ impl Lane {
             self.slots.push(LaneSlot {
                 event,
                 moved: null_mut(),
+                flushed: null_mut(),
                 is_folded: false,
                 buffer: None,
                 tables: TableMemory::default(),
@@ -178,6 +197,40 @@ impl Lane {
         unsafe { entered.wait(with_exposed_provenance_mut(stream as usize), slot.event) }
     }
 
+    /// Queues the flush of what a slot reads. What the lane is given after [`Lane::come_after_flush`] comes after it.
+    pub(super) fn queue_flush(&mut self, entered: &Entered<'_>, slot: usize, flush: &Arc<QueuedFlush>) -> Result<()> {
+        if self.flushes.is_null() {
+            self.flushes = entered.make_stream()?;
+        }
+        if self.slot(slot).flushed.is_null() {
+            self.slot_mut(slot).flushed = entered.make_event()?;
+        }
+        let argument = Arc::into_raw(flush.clone()).cast_mut();
+        // SAFETY: the stream is of this lane; the function takes the reference.
+        if let Err(error) = unsafe { entered.call(self.flushes, QueuedFlush::run, argument.cast()) } {
+            // SAFETY: the driver has not taken it.
+            drop(unsafe { Arc::from_raw(argument) });
+            return Err(error);
+        }
+        // SAFETY: both are of this lane.
+        entered.answer(unsafe { entered.record(self.slot(slot).flushed, self.flushes) }, "recording an event")
+    }
+
+    /// Has what the lane is given next come after the flush that was queued for a slot.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    pub(super) fn come_after_flush(&self, entered: &Entered<'_>, slot: usize) -> std::result::Result<(), c_int> {
+        if mutant!("stream.part_read_first") {
+            return Ok(());
+        }
+        // SAFETY: both are of this lane.
+        match unsafe { entered.order(self.stream, self.slot(slot).flushed) } {
+            SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
     /// Gives the copy engine copies, one by one. Those that it refuses, by their lists: the others are under way.
     ///
     /// # Safety
@@ -239,13 +292,8 @@ impl Lane {
         is_to_host: bool,
         sums: bool,
     ) -> Result<c_int> {
-        let reached = |part: &Move| match is_to_host {
-            true => Move { destination: part.mapped, ..*part },
-            false => Move { source: part.mapped, ..*part },
-        };
-        let moves: Vec<Move> = moves.iter().map(reached).collect();
         let mark = kernels.marks(moves.len());
-        let entries = if sums { Entries::of_lists(&moves, mark) } else { Entries::of_moves(&moves) };
+        let entries = if sums { Entries::of_lists(moves, is_to_host, mark) } else { Entries::of_moves(moves, is_to_host) };
         self.kernels.get_or_insert_with(|| kernels.clone());
         let stream = self.stream;
         let tables = &mut self.slot_mut(slot).tables;
@@ -331,12 +379,10 @@ impl Lane {
 
     /// How far the GPU is with all that the lane was given.
     pub(super) fn progress_of_all(&self, entered: &Entered<'_>) -> Progress {
+        let streams = [self.stream, self.folds, self.flushes].into_iter().filter(|stream| !stream.is_null());
         // SAFETY: of this lane.
-        match unsafe { entered.stream_progress(self.stream) } {
-            // SAFETY: as above.
-            Progress::Done if !self.folds.is_null() => unsafe { entered.stream_progress(self.folds) },
-            other => other,
-        }
+        let mut unfinished = streams.map(|stream| unsafe { entered.stream_progress(stream) }).filter(|found| *found != Progress::Done);
+        unfinished.next().unwrap_or(Progress::Done)
     }
 
     /// Waits until the work up to the mark of a slot has ended.
@@ -419,7 +465,7 @@ impl Drop for Lane {
         // SAFETY: all of this lane, which has nothing under way. Handles that were not made are null.
         unsafe {
             for slot in &mut self.slots {
-                for event in [slot.event, slot.moved].into_iter().filter(|event| !event.is_null()) {
+                for event in [slot.event, slot.moved, slot.flushed].into_iter().filter(|event| !event.is_null()) {
                     entered.destroy_event(event);
                 }
                 if let Some(buffer) = slot.buffer {
@@ -431,7 +477,7 @@ impl Drop for Lane {
             if !self.mark.is_null() {
                 entered.destroy_event(self.mark);
             }
-            for stream in [self.folds, self.stream].into_iter().filter(|stream| !stream.is_null()) {
+            for stream in [self.flushes, self.folds, self.stream].into_iter().filter(|stream| !stream.is_null()) {
                 entered.destroy_stream(stream);
             }
         }

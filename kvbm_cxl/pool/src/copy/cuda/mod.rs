@@ -49,6 +49,7 @@ mod flush;
 mod gpu;
 mod kernel;
 mod lane;
+mod lists;
 mod memory;
 mod plan;
 mod queued;
@@ -120,7 +121,7 @@ pub struct CudaEngine {
     kernels: std::result::Result<Arc<Kernels>, String>,
     memory: Arc<dyn Coherence>,
     gpu: Arc<Gpu>,
-    flusher: Flusher,
+    flusher: Arc<Flusher>,
     config: CudaConfig,
     counters: Counters,
     /// Bytes of copies that a stream orders and that have not ended.
@@ -167,7 +168,7 @@ impl CudaEngine {
             kernels,
             memory,
             gpu,
-            flusher: Flusher::new(config.threads),
+            flusher: Arc::new(Flusher::new(config.threads)),
             config: config.clone(),
             counters: Counters::default(),
             queued_bytes: AtomicU64::new(0),

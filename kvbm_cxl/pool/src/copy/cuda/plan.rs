@@ -13,7 +13,7 @@ use crate::copy::list::Piece;
 use std::sync::Arc;
 
 /// Moves longer than a step are cut where a page begins.
-const PAGE_BYTES: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
 
 /// What an engine has for copies.
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl<'e> Plan<'e> {
         if is_summed && (kernels.is_none() || !can_sum()) || !transfer.is_reached(memory, registered, entered) {
             return buffers;
         }
-        let kernels = kernels.filter(|_| transfer.pieces().all(|piece| registered.is_mapped(piece.offset, piece.len_bytes as u64)));
+        let kernels = kernels.filter(|_| transfer.stretches().all(|(offset, len_bytes)| registered.is_mapped(offset, len_bytes)));
         match kernels {
             None if is_summed => buffers,
             Some(kernels) if is_summed => Plan::Direct(registered, Mover::SummingKernel(kernels.clone())),

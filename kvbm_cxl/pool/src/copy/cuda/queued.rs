@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Copies that streams order: given to the GPU in one go, after the earlier work of the caller's stream, and without a look at how far the
-//! GPU is. So the call does not wait, and the caller's stream can be ordered after the copies.
+//! GPU is. So the call does not wait, and the caller's stream can be ordered after the copies. What the GPU reads is flushed by a thread of
+//! the driver's, in the order of a stream of its own (`QueuedFlush`).
 
 use super::plan::Plan;
 use super::started::{Asked, Work};
@@ -114,7 +115,8 @@ impl QueueRoom {
         // The GPU has all steps at a time: the caller's stream can only come after those that were given.
         let begun = ready
             .and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, engine.config.part_bytes))
-            .and_then(|()| transfer.give_all(&mut lane, &entered));
+            .and_then(|()| transfer.give_all(&mut lane, &entered))
+            .and_then(|()| transfer.queue_flushes(&engine.memory, &engine.flusher, &mut lane, &entered));
         if let Err(error) = begun {
             // It may already wait for the caller's stream.
             engine.keep_late(lane, &transfer);

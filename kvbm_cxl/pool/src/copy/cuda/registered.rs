@@ -107,22 +107,20 @@ impl Registered {
         len_bytes.min(self.memory.len_bytes()).div_ceil(self.granule_bytes)
     }
 
-    /// Bytes from an offset to the end of its granule: what the driver knows as one range.
-    pub(super) fn until_border(&self, offset: u64) -> u64 {
-        self.granule_bytes - offset % self.granule_bytes
-    }
-
     /// The address of a pool offset.
     pub(super) fn address(&self, offset: u64) -> u64 {
         self.base as u64 + offset
     }
 
-    /// The address of a pool offset for kernels; `None` where they do not reach its granule, or it is not registered.
-    pub(super) fn mapped_address(&self, offset: u64) -> Option<Address> {
-        match held(&self.granules).get((offset / self.granule_bytes) as usize) {
-            Some(Granule::Registered(Some(start))) => Some(start + offset % self.granule_bytes),
-            _ => None,
-        }
+    /// The granule of an offset, which the driver knows as one range: where it lies in the pool, and its address for kernels; 0 where they
+    /// do not reach it, or it is not registered.
+    pub(super) fn granule_at(&self, offset: u64) -> (std::ops::Range<u64>, Address) {
+        let index = offset / self.granule_bytes;
+        let mapped = match held(&self.granules).get(index as usize) {
+            Some(Granule::Registered(Some(mapped))) => *mapped,
+            _ => 0,
+        };
+        (index * self.granule_bytes..(index + 1) * self.granule_bytes, mapped)
     }
 
     /// Whether kernels reach all of a range, which lies in the pool and has a byte.

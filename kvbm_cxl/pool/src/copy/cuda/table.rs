@@ -77,11 +77,11 @@ pub(super) struct Entries {
 impl Entries {
     /// Of pieces whose checksums are not taken. In the stream each begins with a unit of its own, and where its destination is that of a
     /// whole unit, so that the alignment of one does not spoil that of the next.
-    pub(super) fn of_moves(moves: &[Move]) -> Self {
+    pub(super) fn of_moves(moves: &[Move], is_to_host: bool) -> Self {
         let mut entries = Entries { pieces: Vec::with_capacity(moves.len()), ..Entries::default() };
         let mut at = 0u64;
         for part in moves {
-            let (mut destination, mut source, mut left) = (part.destination, part.source, part.len_bytes as u64);
+            let ((mut destination, mut source), mut left) = (part.ends(is_to_host), part.len_bytes as u64);
             let ragged = (UNIT_BYTES - destination % UNIT_BYTES) % UNIT_BYTES;
             if ragged > 0 && ragged < left {
                 entries.push(at, ragged, destination, source, 0);
@@ -96,13 +96,14 @@ impl Entries {
 
     /// Of whole lists, with checksums; what belongs to one list is together and in the order of the checksum. Lists get marks from `mark`
     /// on.
-    pub(super) fn of_lists(moves: &[Move], mark: u64) -> Self {
+    pub(super) fn of_lists(moves: &[Move], is_to_host: bool, mark: u64) -> Self {
         let mut entries = Entries { pieces: Vec::with_capacity(moves.len()), ..Entries::default() };
         let mut start = 0u64;
         for run in moves.chunk_by(|one, other| one.list == other.list) {
             let (list, mut at) = (entries.lists.len() as u32, start);
             for part in run {
-                entries.push(at, part.len_bytes as u64, part.destination, part.source, list);
+                let (destination, source) = part.ends(is_to_host);
+                entries.push(at, part.len_bytes as u64, destination, source, list);
                 at += part.len_bytes as u64;
             }
             let len_bytes = at - start;

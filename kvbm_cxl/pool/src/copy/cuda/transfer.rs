@@ -4,70 +4,30 @@
 
 use super::Direction;
 use super::driver::Address;
-use super::flush::Flusher;
+use super::flush::{Flusher, QueuedFlush, SHARED_FROM_BYTES};
 use super::gpu::{Entered, Progress};
 use super::lane::{Lane, Move};
-use super::plan::{Mover, Plan, Step, steps};
+use super::lists::{List, Side, to_move};
+use super::plan::{Mover, PAGE_BYTES, Plan, Step, steps};
 use super::registered::Registered;
 use super::windows::{self, Window};
+use crate::background::held;
 use crate::coherence::Coherence;
-use crate::copy::checksum::Running;
 use crate::copy::list::{After, Piece};
 use crate::copy::order::Order;
 use crate::copy::{Checksum, Outcome};
 use crate::error::{Error, Result};
 use crate::fault::mutant;
-use crate::limits::LINE_BYTES;
 use std::borrow::Cow;
 use std::ffi::c_int;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 /// Steps that the GPU has at a time, unless a stream orders them: it makes one while the CPU is at the other.
 const STEPS_UNDER_WAY: usize = 2;
 
-/// What the memory of the GPU is copied to or from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    /// The pool: the offsets of the pieces are the pool's.
-    Pool,
-    /// Other memory of this process: the offsets of the pieces are its addresses.
-    Process,
-}
-
-/// One list. Its answer is an error as soon as there is one, and nothing more is done for it.
-pub(super) struct List<'t> {
-    pieces: Cow<'t, [Piece]>,
-    side: Side,
-    after: After,
-    error: Option<Error>,
-    /// Whether the GPU was given any of it.
-    is_given: bool,
-    sum: Option<Running>,
-    /// Its checksum, where a kernel took it.
-    summed: Option<u64>,
-}
-
-impl List<'_> {
-    pub(super) fn pieces(&self) -> &[Piece] {
-        &self.pieces
-    }
-
-    pub(super) fn side(&self) -> Side {
-        self.side
-    }
-
-    pub(super) fn is_well(&self) -> bool {
-        self.error.is_none()
-    }
-
-    pub(super) fn fail(&mut self, error: Error) {
-        self.error.get_or_insert(error);
-    }
-
-    pub(super) fn sum(&mut self) -> Option<&mut Running> {
-        self.sum.as_mut()
-    }
-}
+/// A short call is cut into so many steps, unless they are too short to be flushed by several threads: a flush overlaps a copy there, too.
+const STEPS: usize = 4;
 
 /// The two pinned buffers of the lane.
 struct Buffers([NonNull<u8>; STEPS_UNDER_WAY]);
@@ -95,6 +55,8 @@ pub(super) struct Transfer<'t> {
     ended: usize,
     /// Steps of a GPU that reaches the pool itself that are flushed: before it reads them, or after it wrote them.
     flushed: usize,
+    /// Those of a transfer that a stream orders, one before each step.
+    flushes: Vec<Arc<QueuedFlush>>,
     /// Steps that the GPU may have at a time.
     under_way: usize,
     /// Whether what the next step reads through a buffer is flushed, and the flush fenced.
@@ -118,22 +80,14 @@ impl<'t> Transfer<'t> {
                 Ok(pieces) => (pieces, None),
                 Err(error) => (Cow::Borrowed(&[][..]), Some(error)),
             };
-            List { pieces, side: Side::Pool, after, error, is_given: false, sum: checksum.start(), summed: None }
+            List { error, ..List::new(pieces, Side::Pool, after, checksum.start()) }
         };
         Self::of(direction, order, checksum, checked.map(list).collect())
     }
 
     /// Of pieces of the pool and of other memory of this process.
     pub(super) fn of_pieces(direction: Direction, order: Order, pool: Vec<Piece>, process: Vec<Piece>) -> Self {
-        let list = |(pieces, side): (Vec<Piece>, Side)| List {
-            pieces: Cow::Owned(pieces),
-            side,
-            after: After::Nothing,
-            error: None,
-            is_given: false,
-            sum: None,
-            summed: None,
-        };
+        let list = |(pieces, side): (Vec<Piece>, Side)| List::new(Cow::Owned(pieces), side, After::Nothing, None);
         let lists = [(pool, Side::Pool), (process, Side::Process)].into_iter().filter(|(pieces, _)| !pieces.is_empty());
         Self::of(direction, order, Checksum::Off, lists.map(list).collect())
     }
@@ -149,6 +103,7 @@ impl<'t> Transfer<'t> {
             given: 0,
             ended: 0,
             flushed: 0,
+            flushes: Vec::new(),
             under_way: STEPS_UNDER_WAY,
             is_ready: false,
             is_stopped: false,
@@ -163,13 +118,12 @@ impl<'t> Transfer<'t> {
 
     /// Whether the GPU may reach all of it in the pool itself.
     pub(super) fn is_reached(&self, memory: &dyn Coherence, registered: &Registered, entered: &Entered<'_>) -> bool {
-        let is_reached = |piece: &Piece| {
+        let is_reached = |(offset, len_bytes): (u64, u64)| {
             // Memory that is known to be bad is left to the CPU, which reports the fault.
-            memory.address(piece.offset, piece.len_bytes as u64).is_some()
-                && registered.reach(entered, piece.offset, piece.len_bytes as u64)
+            memory.address(offset, len_bytes).is_some() && registered.reach(entered, offset, len_bytes)
         };
         let is_in_pool = self.lists.iter().all(|list| list.side == Side::Pool);
-        is_in_pool && registered.is_of(memory) && self.pieces().all(is_reached)
+        is_in_pool && registered.is_of(memory) && self.stretches().all(is_reached)
     }
 
     /// Whether the checksum of each list is asked for.
@@ -179,17 +133,18 @@ impl<'t> Transfer<'t> {
 
     /// How long each list is, in bytes.
     pub(super) fn lists_len_bytes(&self) -> impl Iterator<Item = u64> {
-        self.lists.iter().map(|list| list.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len_bytes as u64)))
+        self.lists.iter().map(List::len_bytes)
     }
 
-    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        self.lists.iter().flat_map(|list| list.pieces.iter())
+    /// Offset and length of each stretch of the pool, if the lists are of it.
+    pub(super) fn stretches(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.lists.iter().flat_map(|list| list.stretches())
     }
 
     /// Pool offsets and lengths that the GPU may write itself.
     pub(super) fn written(&self) -> Vec<(u64, u64)> {
         match (self.direction, &self.way) {
-            (Direction::ToHost, Way::Direct(_)) => self.pieces().map(|piece| (piece.offset, piece.len_bytes as u64)).collect(),
+            (Direction::ToHost, Way::Direct(_)) => self.stretches().collect(),
             _ => Vec::new(),
         }
     }
@@ -250,7 +205,9 @@ impl<'t> Transfer<'t> {
     ) -> Result<()> {
         let buffer_bytes = match plan {
             Plan::Direct(registered, mover) => {
-                self.way = Way::Direct(steps(self.moves(memory, registered), mover, part_bytes));
+                let step_bytes = (self.lists_len_bytes().sum::<u64>() as usize).div_ceil(STEPS).next_multiple_of(PAGE_BYTES);
+                let step_bytes = step_bytes.max(SHARED_FROM_BYTES as usize).min(part_bytes);
+                self.way = Way::Direct(steps(self.moves(memory, registered), mover, step_bytes));
                 return Ok(());
             }
             Plan::Buffers(buffer_bytes) => *buffer_bytes,
@@ -269,19 +226,27 @@ impl<'t> Transfer<'t> {
         let mut moves = Vec::new();
         for (index, list) in self.lists.iter_mut().enumerate().filter(|(_, list)| list.error.is_none()) {
             if direction == Direction::ToHost
-                && let Err(error) = edges(&list.pieces).into_iter().try_for_each(|offset| order.flush_edge(memory, offset))
+                && let Err(error) = list.edges().into_iter().try_for_each(|offset| order.flush_edge(memory, offset))
             {
                 list.error = Some(error);
                 continue;
             }
-            for piece in list.pieces.iter() {
-                let mut done = 0;
-                while done < piece.len_bytes {
-                    let room = registered.until_border(piece.offset + done as u64);
-                    let part = piece.part(done, (piece.len_bytes - done).min(usize::try_from(room).unwrap_or(usize::MAX)));
-                    let mapped = registered.mapped_address(part.offset).unwrap_or(0);
-                    moves.push(Move { mapped, ..to_move(direction, index, &part, registered.address(part.offset)) });
-                    done += part.len_bytes;
+            for run in list.runs() {
+                let mut granule = 0..0;
+                let mut mapped = 0;
+                for piece in run {
+                    let mut done = 0;
+                    while done < piece.len_bytes {
+                        let at = piece.offset + done as u64;
+                        if at >= granule.end {
+                            (granule, mapped) = registered.granule_at(at);
+                        }
+                        let room = usize::try_from(granule.end - at).unwrap_or(usize::MAX);
+                        let part = piece.part(done, (piece.len_bytes - done).min(room));
+                        let mapped = mapped + (at - granule.start);
+                        moves.push(Move { mapped, ..to_move(direction, index, &part, registered.address(at)) });
+                        done += part.len_bytes;
+                    }
                 }
             }
         }
@@ -313,6 +278,41 @@ impl<'t> Transfer<'t> {
     pub(super) fn give_all(&mut self, lane: &mut Lane, entered: &Entered<'_>) -> Result<()> {
         self.under_way = self.steps().max(1);
         lane.reserve_slots(entered, self.under_way)
+    }
+
+    /// Queues the flush of all that the GPU will read in the pool itself, step by step, so that no call waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`]. Some flushes may be under way.
+    pub(super) fn queue_flushes(
+        &mut self,
+        memory: &Arc<dyn Coherence>,
+        flusher: &Arc<Flusher>,
+        lane: &mut Lane,
+        entered: &Entered<'_>,
+    ) -> Result<()> {
+        let (Way::Direct(steps), Direction::FromHost, true) = (&self.way, self.direction, self.order.is_dma_flushed()) else {
+            return Ok(());
+        };
+        for (slot, step) in steps.iter().enumerate() {
+            let (memory, flusher, order) = (memory.clone(), flusher.clone(), self.order);
+            let flush = Arc::new(QueuedFlush { memory, flusher, order, runs: step.runs.clone(), failed: Mutex::default() });
+            lane.queue_flush(entered, slot, &flush)?;
+            self.flushes.push(flush);
+        }
+        self.flushed = steps.len();
+        Ok(())
+    }
+
+    /// After a step that has ended: whether what it read had been flushed.
+    fn take_flush(&mut self) {
+        let Some(flush) = self.flushes.get(self.ended).cloned() else { return };
+        match held(&flush.failed).take() {
+            Some(failed) => failed.into_iter().for_each(|(list, error)| self.fail(list, error)),
+            None => flush.runs.iter().for_each(|(list, _)| {
+                self.fail(*list, Error::Invalid("the GPU read a block before its flush: report this as a bug of kvbm-cxl".into()));
+            }),
+        }
     }
 
     /// Steps in all.
@@ -402,6 +402,9 @@ impl<'t> Transfer<'t> {
             if self.given == self.ended + self.under_way {
                 break;
             }
+            if !self.flushes.is_empty() {
+                lane.come_after_flush(entered, self.given)?;
+            }
             let mut mover = Mover::Engines;
             let moves = match &mut self.way {
                 Way::Direct(steps) => {
@@ -450,6 +453,7 @@ impl<'t> Transfer<'t> {
     /// # Safety
     /// As [`Transfer::advance`].
     unsafe fn take_step(&mut self, memory: &dyn Coherence, lane: &Lane) {
+        self.take_flush();
         if let Way::Direct(steps) = &self.way
             && let Some(Step { moves, mover: Mover::SummingKernel(kernels), .. }) = steps.get(self.ended)
         {
@@ -517,7 +521,7 @@ impl<'t> Transfer<'t> {
             return 0;
         }
         let well = self.lists.iter().filter(|list| list.is_given && list.is_well());
-        well.flat_map(|list| list.pieces.iter()).map(|piece| piece.len_bytes as u64).sum()
+        well.map(List::len_bytes).sum()
     }
 
     /// The fence after everything, [`Transfer::leave`] included.
@@ -542,30 +546,4 @@ impl<'t> Transfer<'t> {
         };
         self.lists.into_iter().map(outcome).collect()
     }
-}
-
-fn to_move(direction: Direction, list: usize, piece: &Piece, host: Address) -> Move {
-    let (gpu, len_bytes) = (piece.address() as Address, piece.len_bytes);
-    match direction {
-        Direction::ToHost => Move { list, destination: host, source: gpu, mapped: 0, offset: piece.offset, len_bytes },
-        Direction::FromHost => Move { list, destination: gpu, source: host, mapped: 0, offset: piece.offset, len_bytes },
-    }
-}
-
-/// An offset in each line that pieces touch only in part. Pieces that follow one another in the pool are one: between them they write every
-/// byte.
-fn edges(pieces: &[Piece]) -> Vec<u64> {
-    let line = LINE_BYTES as u64;
-    let mut offsets: Vec<u64> = Vec::new();
-    for run in pieces.chunk_by(|piece, next| piece.end() == next.offset) {
-        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
-        let (start, end) = (first.offset, last.end());
-        let ends = [(!start.is_multiple_of(line)).then_some(start), (!end.is_multiple_of(line)).then(|| end - 1)];
-        for offset in ends.into_iter().flatten() {
-            if offsets.last().is_none_or(|known| known / line != offset / line) {
-                offsets.push(offset);
-            }
-        }
-    }
-    offsets
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parts that go through a pinned buffer at a time: how lists are cut for that, and the CPU's side of each cut.
 
-use super::transfer::{List, Side};
+use super::lists::{List, Side};
 use crate::coherence::Coherence;
 use crate::copy::cpu::write_pieces;
 use crate::copy::list::Piece;
@@ -26,8 +26,8 @@ pub(super) type Window = Vec<Part>;
 pub(super) fn cut(lists: &[List<'_>], buffer_bytes: usize) -> Vec<Window> {
     let mut windows: Vec<Window> = Vec::new();
     let (mut window, mut filled) = (Window::new(), 0);
-    for (list, pieces) in lists.iter().enumerate().map(|(index, list)| (index, list.pieces())) {
-        for piece in pieces {
+    for (list, pieces) in lists.iter().enumerate().map(|(index, list)| (index, &list.pieces)) {
+        for piece in pieces.iter() {
             let mut done = 0;
             while done < piece.len_bytes {
                 let (offset, left, room) = (piece.offset + done as u64, piece.len_bytes - done, buffer_bytes - filled);
@@ -58,7 +58,7 @@ pub(super) unsafe fn empty(lists: &mut [List<'_>], window: &[Part], memory: &dyn
     let start = buffer.as_ptr().expose_provenance();
     for run in window.chunk_by(|one, other| one.list == other.list) {
         let Some(list) = run.first().and_then(|part| lists.get_mut(part.list)).filter(|list| list.is_well()) else { continue };
-        if list.side() == Side::Process {
+        if list.side == Side::Process {
             for part in run {
                 let to = with_exposed_provenance_mut::<u8>(part.piece.offset as usize);
                 // SAFETY: the part lies in the buffer, and its place may be written, as this function demands.
@@ -75,7 +75,7 @@ pub(super) unsafe fn empty(lists: &mut [List<'_>], window: &[Part], memory: &dyn
                 _ => pieces.push(piece),
             }
         }
-        if let Err(error) = write_pieces(memory, &pieces, list.sum()) {
+        if let Err(error) = write_pieces(memory, &pieces, list.sum.as_mut()) {
             list.fail(error);
         }
     }
@@ -90,7 +90,7 @@ pub(super) unsafe fn fill(lists: &mut [List<'_>], window: &[Part], memory: &dyn 
         let Some(list) = lists.get_mut(part.list).filter(|list| list.is_well()) else { continue };
         // SAFETY: the part lies in the buffer, which the GPU has ended with and no other thread uses.
         let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().add(part.at), part.piece.len_bytes) };
-        if list.side() == Side::Process {
+        if list.side == Side::Process {
             let from = with_exposed_provenance::<u8>(part.piece.offset as usize);
             // SAFETY: the part's memory may be read, as this function demands; the buffer is memory of its own.
             unsafe { copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
@@ -102,7 +102,7 @@ pub(super) unsafe fn fill(lists: &mut [List<'_>], window: &[Part], memory: &dyn 
                 list.fail(error);
                 break;
             }
-            if let Some(sum) = list.sum() {
+            if let Some(sum) = &mut list.sum {
                 sum.add(chunk);
             }
             offset += chunk.len() as u64;

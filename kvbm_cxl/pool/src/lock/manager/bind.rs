@@ -41,16 +41,18 @@ impl Inner {
         if !names_it || !self.is_free_for(active, ask, &bound)? {
             return Ok(());
         }
-        if bound.incarnation != 0 && bound.machine != ask.machine && !self.keep_proof_of_seat(ask.slot)? {
+        let has_other_owner = bound.incarnation != 0 && bound.machine != ask.machine;
+        if has_other_owner && !mutant!("bind.proof_of_seat_is_lost") && !self.keep_proof_of_seat(ask.slot)? {
             return Ok(());
         }
         let standing = active.standings[ask.slot as usize];
-        if !active.is_whole[ask.slot as usize] {
+        if !active.is_whole[ask.slot as usize] && !mutant!("bind.beside_damaged_rows") {
             // A row that cannot be read may hold the next incarnation for dead already.
             return Ok(());
         }
         // All three verified, so none is above the limit and this cannot wrap.
-        let incarnation = bound.incarnation.max(standing.fenced).max(standing.dead).saturating_add(1);
+        let stated = if mutant!("bind.number_was_stated") { 0 } else { standing.fenced.max(standing.dead) };
+        let incarnation = bound.incarnation.max(stated).saturating_add(1);
         if incarnation >= MAX_NUMBER {
             return Err(Error::Full { what: "incarnations of a slot", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
         }
@@ -62,7 +64,8 @@ impl Inner {
         let view = &mut active.hosts[ask.slot as usize];
         // A host that starts again after an end begins with the usual patience.
         let leniency = if has_survived || mutant!("patience_with_the_dead") { (view.leniency + 1).min(MAX_LENIENCY) } else { 0 };
-        *view = HostView::new(self.geometry(), Pulse::since(now_ns));
+        let pulse = if mutant!("bind.silence_of_former_life") { view.pulse } else { Pulse::since(now_ns) };
+        *view = HostView::new(self.geometry(), pulse);
         view.leniency = leniency;
         Ok(())
     }
@@ -79,15 +82,17 @@ impl Inner {
             return Ok(true);
         }
         // Another machine vouches by the word of the kernel that both run, or ran, under; the nonce that it names is the one bound.
-        if ask.vouches() && ask.previous == bound.nonce {
+        if ask.vouches() {
             return Ok(true);
         }
         let standing = active.standings[ask.slot as usize];
         if standing.dead >= bound.incarnation || (mutant!("join.suspicion_is_proof") && standing.fenced >= bound.incarnation) {
             return Ok(true);
         }
-        let has_left =
-            |found: Identity| found.state == Identity::LEFT && found.incarnation == bound.incarnation && found.nonce == bound.nonce;
+        let has_left = |found: Identity| {
+            let is_its = (found.incarnation, found.nonce) == (bound.incarnation, bound.nonce) || mutant!("join.any_departure_is_proof");
+            found.state == Identity::LEFT && is_its
+        };
         Ok(if_whole(self.lines.fetch(ask.slot.into()))?.is_some_and(has_left))
     }
 

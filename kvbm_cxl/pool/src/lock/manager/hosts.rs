@@ -18,7 +18,7 @@ const BEATS_TO_FORGIVE: u64 = 1024;
 /// One slot, as the manager last saw it.
 pub(super) struct HostView {
     /// Its heartbeat, and how long that has not moved.
-    pulse: Pulse,
+    pub pulse: Pulse,
     /// Doublings of the patience with this host: it was suspected wrongly before, so it is slow and not dead.
     pub leniency: u32,
     /// Heartbeats seen to move.

@@ -229,8 +229,12 @@ impl Inner {
         if !raise(&mut active.fences, slot, incarnation, |row| &mut row.fenced) {
             return Ok(());
         }
-        active.standings[slot as usize].fenced = active.standings[slot as usize].fenced.max(incarnation);
-        self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
+        if !mutant!("fence.row_not_remembered") {
+            self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
+        }
+        if mutant!("fence.row_not_published") {
+            return Ok(());
+        }
         self.publish_row(active.seat, slot, &active.fences)
     }
 
@@ -326,5 +330,19 @@ impl Inner {
         manager.guard = None;
         manager.seat = None;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_row_only_grow() {
+        let mut rows = [FenceLine::default(), FenceLine::default()];
+        let slot = SLOTS_PER_FENCE as u32 + 3;
+        let mut raise_to = |incarnation| (raise(&mut rows, slot, incarnation, |row| &mut row.fenced), rows[1].fenced[3]);
+        assert_eq!([5, 5, 4, 6].map(&mut raise_to), [(true, 5), (false, 5), (false, 5), (true, 6)]);
+        assert_eq!(rows.map(|row| row.fenced.iter().sum::<u32>()), [0, 6], "no other slot");
     }
 }

@@ -5,7 +5,7 @@ use super::{Manager, beat_at_rest};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::segment::state;
-use crate::host::{Inner, witness};
+use crate::host::{Inner, machine_text, witness};
 use crate::line::if_whole;
 use crate::lock::claim::{self, Claimed, Claimer};
 use crate::lock::seat;
@@ -402,7 +402,7 @@ impl Inner {
                 let _ = write!(
                     told,
                     "; seat {seat} belongs to machine {}: start it, or, if it is gone for good, run `cxlctl seats release --seat {seat}`",
-                    MachineId(line.machine)
+                    machine_text(&self.lines, MachineId(line.machine))
                 );
             }
         }

@@ -216,7 +216,7 @@ fn parts_that_cannot_be_are_refused_with_their_kind() {
     drop(shelf.format(0, Some(8 * M)).unwrap());
     drop(shelf.format(16 * M, None).unwrap());
     let again = Pool::format(&shelf.spec(8 * M, Some(8 * M)), &options()).err().unwrap();
-    assert!(matches!(&again, Error::NotAPool { reason, .. } if reason.contains("it holds a pool")), "{again:?}");
+    assert!(matches!(&again, Error::HasContent { found, .. } if found.contains("a pool")), "{again:?}");
     drop(shelf.format(8 * M, Some(6 * M)).unwrap());
     assert_eq!(shelf.pools(), [(0, 8), (8, 6), (16, 8)]);
 }

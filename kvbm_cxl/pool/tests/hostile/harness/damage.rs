@@ -3,6 +3,7 @@
 
 use super::choices::Choices;
 use super::world::{World, foreign};
+use cxl_pool::host::{NameLine, name_lines};
 use cxl_pool::limits::MAX_NUMBER;
 use cxl_pool::line::{Line, Lines, empty_line};
 use cxl_pool::media::*;
@@ -111,6 +112,7 @@ pub fn damage(choices: &mut Choices, world: &World) {
         5 => swap(choices, world, region, index),
         6 => whole_region(choices, world, region),
         7 => local_memory(choices, world),
+        8 if choices.one_in(2) => hostile_name(choices, world),
         8 => hostile_message(choices, world),
         9 => hostile_chunks(choices, world),
         10..12 => hostile_cells(choices, world),
@@ -204,6 +206,17 @@ fn hostile_message(choices: &mut Choices, world: &World) {
     };
     message.offsets.iter_mut().for_each(|offset| *offset = extreme(choices, world.lines.layout(), 64));
     world.set_line(Region::FreeBox, index, &world.lines.seal(index, message));
+}
+
+/// A name of a machine of any bytes, sealed or not.
+fn hostile_name(choices: &mut Choices, world: &World) {
+    let (index, offset) = choices.pick(&(0..4).flat_map(name_lines).collect::<Vec<_>>());
+    let name = NameLine { crc: 0, incarnation: 1 + choices.below(3) as u32, part: std::array::from_fn(|_| choices.word() as u8) };
+    let line = match choices.one_in(4) {
+        true => Line(bytemuck::cast(name)),
+        false => world.lines.seal_in(world.lines.seal_of(&[]), index, name),
+    };
+    world.memory.with(|bytes| bytes[offset as usize..][..64].copy_from_slice(&line.0));
 }
 
 /// Heads, keep maps and claims that verify and contradict each other.

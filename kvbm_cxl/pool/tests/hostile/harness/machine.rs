@@ -151,6 +151,10 @@ impl Drop for Guard {
 }
 
 impl Platform for Process {
+    fn name(&self) -> &str {
+        "rack/machine"
+    }
+
     fn machine(&self) -> MachineId {
         self.machine.id
     }

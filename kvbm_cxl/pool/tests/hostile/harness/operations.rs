@@ -7,6 +7,7 @@ use super::memory::Memory;
 use super::world::{TIMEOUT_MS, World};
 use cxl_pool::alloc::{Block, audit, block_of, owner_of};
 use cxl_pool::fsck;
+use cxl_pool::host::MAX_NAME_BYTES;
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::Lines;
 use cxl_pool::media::Region;
@@ -253,7 +254,10 @@ fn repair(choices: &mut Choices, world: &World) -> Result<()> {
 
 fn views(choices: &mut Choices, world: &World) -> Result<()> {
     let lines = &world.lines;
-    drop(fsck::survey(lines, &world.seats)?);
+    for slot in fsck::survey(lines, &world.seats)?.slots {
+        let is_safe = |name: &str| name.len() <= 4 * MAX_NAME_BYTES && name.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+        assert!(slot.name.as_deref().is_none_or(is_safe), "{:?}", slot.name);
+    }
     for region in Region::ALL {
         for index in 0..lines.layout().span(region).lines {
             let told = fsck::describe(lines, region, index, &world.line(region, index));

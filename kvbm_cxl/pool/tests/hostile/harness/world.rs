@@ -6,7 +6,7 @@ use super::memory::Memory;
 use cxl_pool::Result;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned};
-use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::host::{Host, HostConfig, name_lines};
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::*;
@@ -250,7 +250,7 @@ impl World {
         self.memory.with(|bytes| bytes[offset..offset + 64].copy_from_slice(&line.0));
     }
 
-    /// What no host writes: the header of every device, and what lies between the metadata and the cells.
+    /// What no host writes: the header of every device but for names, and what lies between the metadata and the cells.
     pub fn fixed(&self) -> Vec<u8> {
         self.fixed_in(&self.memory)
     }
@@ -260,7 +260,10 @@ impl World {
         let layout = self.lines.layout();
         let headers = u64::from(layout.geometry().devices) * DEVICE_HEADER_BYTES;
         let metadata_end = layout.spans().last().map_or(headers, |span| span.offset + span.lines * 64);
-        memory.with(|bytes| [&bytes[..headers as usize], &bytes[metadata_end as usize..layout.cells_offset() as usize]].concat())
+        let names: Vec<u64> = (0..layout.geometry().slots).flat_map(name_lines).map(|(_, offset)| offset).collect();
+        let (first, end) = (names[0] as usize, names[names.len() - 1] as usize + 64);
+        let (metadata_end, cells) = (metadata_end as usize, layout.cells_offset() as usize);
+        memory.with(|bytes| [&bytes[..first], &bytes[end..headers as usize], &bytes[metadata_end..cells]].concat())
     }
 }
 

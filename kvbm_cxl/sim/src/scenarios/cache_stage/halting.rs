@@ -5,8 +5,6 @@ use super::{HALF_READ, HALF_WRITTEN};
 use crate::Env;
 use cxl_pool::Result;
 use cxl_pool::coherence::Coherence;
-use cxl_pool::line::Line;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Memory whose copies of a block pass a point in the middle, where a choreography can stop them.
@@ -23,37 +21,7 @@ impl Halting {
 }
 
 impl Coherence for Halting {
-    fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.memory.load_line(offset)
-    }
-
-    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
-        self.memory.write_line(offset, line)
-    }
-
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.memory.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.memory.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.memory.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.memory.fence_loads();
-    }
-
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.memory.flush_range(offset, len_bytes)
-    }
+    cxl_pool::forward_coherence!(memory: len_bytes load_line write_line flush_line fence_stores fence_all fence_loads flush_range address);
 
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         let (first, second) = source.split_at(Self::half(source.len()));
@@ -67,9 +35,5 @@ impl Coherence for Halting {
         self.memory.copy_out(offset, first)?;
         self.env.point(HALF_READ);
         self.memory.copy_out(offset + first.len() as u64, second)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.memory.address(offset, len_bytes)
     }
 }

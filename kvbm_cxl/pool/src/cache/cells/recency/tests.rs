@@ -92,6 +92,20 @@ fn pull(cache: &Cache, numbers: std::ops::Range<u64>) {
 }
 
 #[test]
+fn a_quota_takes_first_what_no_host_has_used_for_longest() {
+    let pair = Pair::new(112, |one, _| publish(one, 0..3));
+    pair.follow_to(3);
+    pull(&pair.two, 0..2);
+    pair.follow_to(4);
+    pull(&pair.two, 0..1);
+    let left_after_one = || {
+        pair.one.inner.evict_of(SPACE, 64).unwrap();
+        (0..3).filter(|&number| pair.one.lookup(SPACE, key(number)).unwrap().is_some()).collect::<Vec<u64>>()
+    };
+    assert_eq!([left_after_one(), left_after_one()], [vec![0, 1], vec![0]]);
+}
+
+#[test]
 fn a_number_is_gone_before_it_comes_round() {
     let pair = Pair::new(112, |one, _| publish(one, 0..3));
     pair.follow_to(3);

@@ -26,7 +26,6 @@ impl G2 {
         Ok(G2 { layout: host_layout(agent, &config(block_bytes, num_blocks)?, Lies::Contiguous)?, block_bytes })
     }
 
-    /// Where a block begins.
     pub fn start(&self, id: usize) -> Result<usize> {
         Ok(self.layout.memory_region(id, 0, 0)?.addr())
     }

@@ -46,7 +46,6 @@ fn transfer(agent: &NixlAgent, op: XferOp, here: &G2, batch: usize, there: (MemT
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// A process whose G2 is read.
 pub fn source() -> Result<()> {
     let agent = NixlAgent::with_backends("figures-source", &["UCX"])?;
     let mut known: Option<Known> = None;
