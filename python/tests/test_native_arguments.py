@@ -201,7 +201,7 @@ def test_bad_options_of_a_pool(spec, tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({}, kvbm_cxl.NotAPoolError, "only overwritten when that is forced"),
+        ({}, kvbm_cxl.NotAPoolError, "overwrites it only when that is forced"),
         ({"cells": "64K:20%,1M", "force": True}, InvalidError, "each of several cells its share"),
         ({"cells": "1M:0%", "force": True}, InvalidError, "1% to 100%"),
         ({"cells": "", "force": True}, InvalidError, "size"),
