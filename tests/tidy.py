@@ -31,6 +31,7 @@ SHARED_FAULT_NAMES = {
     "failover.duel_is_unrest": "the claimant that lost and an observer both judge a duel",
     "failover.no_patience_with_the_slow": "the deposed manager and an observer both grow patient",
     "failover.seats_wait_in_turn": "how many seats come before this one, and how long each is waited for",
+    "join.any_departure_is_proof": "the claimant and the manager each ask whether a slot is free",
     "join.suspicion_is_proof": "the claimant and the manager each ask whether a slot is free",
     "no_incarnation": "requester and manager both compare it",
     "no_recall": "one decision, at the first grant and at a grant already out",
