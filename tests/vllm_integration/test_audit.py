@@ -79,7 +79,7 @@ def test_what_both_engines_compute_is_the_same(bench, caplog):
     here.publish(KEYS[:4], range(4))
     assert not _audited(here), "what it stored itself is no proof"
     assert not there.publish(KEYS[:4], range(4)).has_differed
-    assert _audited(there) == {"same": 4} and not caplog.records
+    assert _audited(there) == {"same": 4} and not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 def test_a_block_that_differs_is_found_and_logged_once(bench, caplog):

@@ -41,7 +41,7 @@ extern "C" {
 
 /* Version of this header; cxl_shm_version() has that of the library. The same major version means the same binary interface. */
 #define CXL_SHM_VERSION_MAJOR 0
-#define CXL_SHM_VERSION_MINOR 1
+#define CXL_SHM_VERSION_MINOR 2
 #define CXL_SHM_VERSION_PATCH 0
 
 #define CXL_SHM_LINE_BYTES 64              /* bytes of a line */
