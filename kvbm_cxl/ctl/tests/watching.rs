@@ -145,7 +145,7 @@ fn a_host_whose_binding_is_damaged_is_not_called_dead() {
     assert_eq!((fenced("0"), fenced("1")), (None, Some(0.0)));
     let incarnation = |slot| metrics["cxl_pool_host_incarnation"].value(&[("slot", slot)]);
     assert_eq!((incarnation("0"), incarnation("1")), (None, Some(1.0)));
-    let standing: Vec<&String> = metrics["cxl_pool_host_info"].samples.iter().map(|sample| &sample.1[3].1).collect();
+    let standing: Vec<&String> = metrics["cxl_pool_host_info"].samples.iter().map(|sample| &sample.1[4].1).collect();
     assert_eq!(standing, ["unknown", "not fenced"]);
 }
 
