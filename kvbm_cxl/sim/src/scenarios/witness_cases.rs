@@ -179,7 +179,15 @@ pub fn run_with(seed: u64, planned: Planned) -> std::result::Result<Stats, Failu
         let (scene, config) = (Rc::clone(&scene), config.clone());
         cluster.world.start(host, move |env| {
             let (scene, config) = (Rc::clone(&scene), config.clone());
-            env.spawn("main", move |env| body(&env, &config, &scene));
+            env.spawn("main", move |env| {
+                loop {
+                    match body(&env, &config, &scene) {
+                        // A host that stood still for longer than its lease: it joins again, and continues.
+                        Err(Error::Fenced { .. }) => {}
+                        other => return other,
+                    }
+                }
+            });
         });
     };
     again(&mut cluster, hosts[0], takes_over);
