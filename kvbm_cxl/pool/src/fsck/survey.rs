@@ -3,7 +3,7 @@
 
 use super::view::View;
 use crate::error::Result;
-use crate::host::machine_name;
+use crate::host::{machine_name, name_and_id};
 use crate::line::Lines;
 use crate::lock::LockId;
 use crate::media::*;
@@ -142,7 +142,7 @@ impl Survey {
 
     /// A machine as a sentence names it: with its name, if that is known.
     pub fn machine_text(&self, machine: MachineId) -> String {
-        self.name_of(machine).map_or_else(|| machine.to_string(), |name| format!("{name} ({machine})"))
+        name_and_id(machine, self.name_of(machine))
     }
 }
 

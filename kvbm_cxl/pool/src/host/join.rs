@@ -388,7 +388,9 @@ impl Inner {
         let name = self.platform.name();
         if !name.is_empty() {
             // For people alone: a name that cannot be written keeps no host out.
-            let _ = names::publish_name(&self.lines, slot, binding.incarnation, name.as_bytes());
+            if let Err(error) = names::publish_name(&self.lines, slot, binding.incarnation, name.as_bytes()) {
+                log::warn!("slot {slot}: the name of this machine was not written to the pool, so commands show its id: {error}");
+            }
         }
         self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
         point!("join.live");

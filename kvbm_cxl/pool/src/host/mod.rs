@@ -22,7 +22,7 @@ pub use hooks::{Hooks, Residue, Work};
 #[cfg(test)]
 pub(crate) use names::publish_name;
 pub use names::{MAX_NAME_BYTES, NameLine, machine_name, name_lines};
-pub(crate) use names::{is_name_damaged, machine_text, name_lines_end};
+pub(crate) use names::{is_name_damaged, machine_text, name_and_id, name_lines_end};
 pub use service::Service;
 
 use crate::background::FailedRounds;

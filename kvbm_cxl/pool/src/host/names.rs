@@ -7,7 +7,6 @@ use crate::limits::{LINE_BYTES, MAX_SLOTS};
 use crate::line::{BlockLine, FIRST_BLOCK_KIND, Line, Lines};
 use crate::machine_id::MachineId;
 use crate::media::{Identity, SUPERBLOCK_BYTES};
-use bytemuck::{Pod, Zeroable};
 
 /// Lines of a slot's name.
 pub const LINES_PER_NAME: usize = 2;
@@ -16,22 +15,15 @@ const PART_BYTES: usize = 56;
 /// Longest name, in bytes; a longer one is cut.
 pub const MAX_NAME_BYTES: usize = LINES_PER_NAME * PART_BYTES;
 
-/// NAME\[s\]\[i\]: bytes 56i to 56i+55 of the name of the machine of slot s.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct NameLine {
-    /// CRC32C of the line.
-    pub crc: u32,
-    /// Incarnation of the slot's owner.
-    pub incarnation: u32,
-    /// Bytes of the name; zero after its end.
-    pub part: [u8; PART_BYTES],
+crate::media::line_structure! {
+    /// NAME\[s\]\[i\]: bytes 56i to 56i+55 of the name of the machine of slot s.
+    NameLine {
+        /// Incarnation of the slot's owner.
+        @4 incarnation: u32,
+        /// Bytes of the name; zero after its end.
+        @8 part: [u8; PART_BYTES],
+    }
 }
-
-const _: () = {
-    use std::mem::offset_of;
-    assert!(size_of::<NameLine>() == LINE_BYTES && offset_of!(NameLine, incarnation) == 4 && offset_of!(NameLine, part) == 8);
-};
 
 impl BlockLine for NameLine {
     const KIND: u32 = FIRST_BLOCK_KIND + 0x80;
@@ -83,6 +75,11 @@ pub(crate) fn machine_text(lines: &Lines, machine: MachineId) -> String {
         let identity = lines.fetch::<Identity>(slot.into()).ok().filter(|identity| identity.machine == machine.0)?;
         machine_name(lines, slot, identity.incarnation)
     });
+    name_and_id(machine, name.as_deref())
+}
+
+/// A machine as a sentence names it, with its name if that is known.
+pub(crate) fn name_and_id(machine: MachineId, name: Option<&str>) -> String {
     name.map_or_else(|| machine.to_string(), |name| format!("{name} ({machine})"))
 }
 
