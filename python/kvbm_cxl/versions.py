@@ -15,15 +15,9 @@ WINDOWS: dict[str, tuple[str, str]] = {
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers at the start of a version; empty for what is none. Release candidates count as their release."""
+    """The numbers at the start of a version; empty if there are none. A release candidate counts as its release."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
-
-
-def after(version: str, parts: int) -> tuple[int, ...]:
-    """The next release, in so many parts."""
-    *head, last = release(version)[:parts]
-    return (*head, last + 1)
 
 
 def check(package: str, version: str) -> None:

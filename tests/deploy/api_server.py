@@ -10,12 +10,12 @@ import json
 import ssl
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import charts
 import etcd_server
+from waiting import until
 
 KUBE_APISERVER = charts.ROOT / ".venv/deploy/apiserver/kube-apiserver"
 TOKEN = "admin-of-the-test"
@@ -108,11 +108,11 @@ class ApiServer:
         log = open(self.folder / "apiserver.log", "wb")
         command = [KUBE_APISERVER, *(f"--{name}={value}" for name, value in options.items())]
         self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self._await(lambda: self.process.poll() is not None or self._answers("/readyz"))
+        until(lambda: self.process.poll() is not None or self._answers("/readyz"), f"no API server: see {log.name}")
         assert self.process.poll() is None, (self.folder / "apiserver.log").read_text()[-2000:]
         for crd in custom_resources():
             self.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        self._await(lambda: all(self._answers(f"/apis/{path}") for path in (f"{DYNAMO}/v1beta1", f"{PROMETHEUS}/v1")))
+        until(lambda: all(self._answers(f"/apis/{path}") for path in (f"{DYNAMO}/v1beta1", f"{PROMETHEUS}/v1")), "the CRDs are not served")
         self.controllers = threading.Thread(target=self._complete_hooks, daemon=True)
         self.controllers.start()
 
@@ -124,12 +124,6 @@ class ApiServer:
             self.process.terminate()
             self.process.wait()
         self.etcd.stop()
-
-    def _await(self, is_so):
-        deadline = time.monotonic() + 180
-        while not is_so():
-            assert time.monotonic() < deadline, (self.folder / "apiserver.log").read_text()[-2000:]
-            time.sleep(0.1)
 
     def _answers(self, path):
         try:
@@ -158,17 +152,17 @@ class ApiServer:
         return json.loads(self.call("POST", path, body))
 
     def kinds(self):
-        """(API folder, resource, whether it is of a namespace) of all that can be listed and written."""
+        """(API folder, resource) of all that can be listed and written."""
         groups = ["/api/v1"] + [f"/apis/{group['preferredVersion']['groupVersion']}" for group in self.get("/apis")["groups"]]
         for folder in groups:
             for each in self.get(folder)["resources"]:
                 if {"list", "create"} <= set(each["verbs"]) and "/" not in each["name"]:
-                    yield folder, each["name"], each["namespaced"]
+                    yield folder, each["name"]
 
     def objects(self, release):
         """{(kind of resource, namespace, name): object} of all that carries the release's name in our own label or Helm's annotation."""
         found = {}
-        for folder, resource, _ in self.kinds():
+        for folder, resource in self.kinds():
             listed = self.get(f"{folder}/{resource}")
             for each in listed["items"]:
                 each["kind"] = listed["kind"].removesuffix("List")

@@ -22,7 +22,7 @@ READY_TIMEOUT_S = 180
 
 
 class NoDaemon(Exception):
-    """Why no daemon can be had."""
+    """No daemon runs, and none can be started: the reason."""
 
 
 def program(name):

@@ -2,7 +2,7 @@
 """Hosts of one pool in real containers: each with process ids, network, mounts, /dev/shm and identity of its own; they share the pool.
 
 The hosts are `cxlctl host` in the tools image and rack_host.py in an image with the Python package: what they do to the pool is what
-engines do, without vLLM. Skipped, with the reason, where no Docker daemon can be had.
+engines do, without vLLM. Skipped, with the reason, where no Docker daemon runs or starts.
 """
 
 import json

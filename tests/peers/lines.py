@@ -52,7 +52,7 @@ def say(value: Any) -> None:
 
 
 def serve(make: Callable[[], Any]) -> Any:
-    """Answers what comes on standard input, until that ends, with the methods of what `make` returns; says "ready" first. Returns it."""
+    """Says "ready", then serves each line of standard input by a method of the object that `make` returns. Returns that object."""
     global _answers
     # Libraries print, also in C and in processes of their own; what they print is no answer.
     _answers = os.fdopen(os.dup(1), "wb")

@@ -11,7 +11,7 @@ PATIENCE_S = 240
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S, pause_s: float = 0.02) -> Any:
-    """Waits until `condition()` is true, and returns it. `what` tells what was waited for, or what is wrong."""
+    """Waits until `condition()` is true, and returns its value. `what` names the awaited event in the error."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {seconds} s: {what}"

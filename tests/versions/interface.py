@@ -109,9 +109,7 @@ class Sources:
 
     def is_native(self, module):
         parent, _, name = module.rpartition(".")
-        return any(self.root.joinpath(*parent.split(".")).glob(f"{name}.*.so")) or any(
-            self.root.joinpath(*parent.split(".")).glob(f"{name}.*.pyd")
-        )
+        return any(self.root.joinpath(*parent.split(".")).glob(f"{name}.*.so"))
 
     def find(self, module, name, depth=8):
         """(module, node) that defines a name, through imports; None as the node of a native module or of a module by itself."""
@@ -133,7 +131,7 @@ class Sources:
                         parts = module.split(".") if is_package else module.split(".")[:-1]
                         parts = parts[: len(parts) - node.level + 1] if node.level else []
                         origin = ".".join([*parts, *([node.module] if node.module else [])])
-                        # What comes from another package is that one's matter.
+                        # Another package defines it: its own record covers it.
                         return self.find(origin, each.name, depth - 1) or (None if self.tree(origin) else (origin, None))
         return None
 
@@ -187,7 +185,7 @@ class Sources:
 
 
 def offers(root, package, version, used):
-    """The record of one version: what it has of what is used."""
+    """The record of one version: the used names, attributes and settings that it defines."""
     sources, names = Sources(root), {}
     for name in sorted(used.names):
         found = sources.find(*name.split(":"))
