@@ -126,7 +126,7 @@ fn format_refuses_foreign_data_and_says_so() {
     assert!(std::fs::read(bench.file()).unwrap().iter().all(|&byte| byte == 7));
 }
 
-/// The job of the chart and of Compose: it formats what is empty, and leaves a pool and the data of others as they are.
+/// The format job of the chart and of Compose formats empty devices, and leaves a pool and other data as they are.
 #[test]
 fn the_format_job_destroys_nothing() {
     let bench = Bench::new();

@@ -213,7 +213,7 @@ fn is_noticed_by_a_process(rule: Option<&'static str>) -> bool {
     let engine = Without { engine: CudaEngine::open(&config, 0, host.clone()).unwrap(), rule };
     let block = scenes::Block { offset: 64, pieces: vec![(0, 3_000_000)] };
     let range = 64..64 + block.len_bytes();
-    // What lies there before, and in this host's caches.
+    // The bytes that the pool and this host's caches hold before.
     other.ask("write 1");
     let mut model = scenes::pattern(1, scenes::POOL_BYTES as usize);
     assert!(scenes::content(&*host) == model);

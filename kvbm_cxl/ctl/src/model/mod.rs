@@ -57,7 +57,7 @@ pub enum ModelError {
     /// vLLM refuses this number of ranks.
     #[error("{key} ({number}) cannot be divided among {tp} tensor-parallel ranks")]
     Indivisible {
-        /// What is divided.
+        /// The heads or numbers that are divided.
         key: &'static str,
         /// How many.
         number: u64,

@@ -27,7 +27,7 @@ const _: () = assert!(name_lines_end() <= MARK_OFFSET && MARK_OFFSET < DEVICE_HE
 pub enum HeaderContent {
     /// Nothing: all of it is zero.
     Empty,
-    /// What is left of a format that was interrupted, which had found nothing on this many bytes from the header on.
+    /// An interrupted format, which had found no data on this many bytes from the header on.
     Interrupted {
         /// Length of the part that was being formatted.
         len_bytes: u64,

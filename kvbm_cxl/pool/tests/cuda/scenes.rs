@@ -138,7 +138,7 @@ pub fn there_and_back_of(
     let cpu = CpuEngine::new(CopyConfig::alone());
     let sum = |bytes: &[u8]| (checksum == Checksum::Xxh3).then(|| checksum_of(bytes));
 
-    // What lies there before, and in this host's caches.
+    // The bytes that the pool and this host's caches hold before.
     let mut model = pattern(seed, POOL_BYTES as usize);
     cpu.publish(&**other, &WriteList::gather(0, [&model[..]]), Checksum::Off).unwrap();
     assert!(content(&**host) == model);

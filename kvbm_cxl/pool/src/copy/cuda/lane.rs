@@ -91,7 +91,7 @@ struct LaneSlot {
     event: Handle,
     /// Recorded after the moves whose checksums are then folded; null until that is needed.
     moved: Handle,
-    /// Recorded after the flush of what is read; null until that is needed.
+    /// Recorded after the flush of the lines that a pull reads; null until a pull needs it.
     flushed: Handle,
     /// Whether the last that it was given, and that has no mark yet, is the folding of checksums.
     is_folded: bool,

@@ -250,7 +250,7 @@ impl World {
         self.memory.with(|bytes| bytes[offset..offset + 64].copy_from_slice(&line.0));
     }
 
-    /// What no host writes: the header of every device but for names, and what lies between the metadata and the cells.
+    /// Bytes that no host writes: the header of every device except the names, and the gap between the metadata and the cells.
     pub fn fixed(&self) -> Vec<u8> {
         self.fixed_in(&self.memory)
     }
